@@ -133,6 +133,6 @@ fn again(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) {
         splits.train.len(),
         total as f64 / 1e6,
         (resident().unwrap().0 as f64 - before as f64) / f64::from(1 << 20),
-        splits.report.files[0],
+        splits.files[0],
     );
 }

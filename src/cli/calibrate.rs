@@ -57,7 +57,7 @@ impl Calibrate {
         let model = target.load(&recipe, device)?;
         let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let splits = train::open_data(&recipe, model.config(), tokenizer.as_ref())?;
-        console::note_once(&splits.report.to_string());
+        console::note_once(&splits.to_string());
         let dataset = self.samples.choose(splits, &recipe)?;
         let found = train::calibrate(&own, &model, tokenizer.as_ref(), &dataset, &means)?;
         found.gates.save(&self.out)?;

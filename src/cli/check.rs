@@ -8,7 +8,7 @@ use super::architecture::{architecture, experts, windows};
 use super::recipe_file::RecipeFile;
 use super::world::{Joining, time_of_sums};
 use crate::cache::{Routing, Scope};
-use crate::data::{LoadReport, Splits, Tokenizer, auto_tokenizer_differs};
+use crate::data::{Dataset, Splits, Tokenizer, auto_tokenizer_differs};
 use crate::dist::ProcessGroup;
 use crate::engine::{ChunkPlan, Schedule, Settings};
 use crate::files::Scratch;
@@ -47,7 +47,7 @@ impl Check {
         let machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let mut said = Ok(());
         // Before anything is refused that may be in it.
-        let say = |data: &Splits| said = console::outcome(&data.report.to_string(), &in_json(&data.report));
+        let say = |data: &Splits| said = console::outcome(&data.to_string(), &in_json(data));
         let resolved = train::resolved_with_data(recipe, &config, tokenizer.as_ref(), None, machine, say)?;
         said?;
         train::check_answers(&resolved.recipe, &resolved.data)?;
@@ -82,9 +82,10 @@ impl Check {
     }
 }
 
-fn in_json(report: &LoadReport) -> Value {
-    let files: Vec<String> = report.files.iter().map(ToString::to_string).collect();
-    json!({ "train": report.train, "validation": report.validation, "files": files, "warnings": report.warnings })
+fn in_json(data: &Splits) -> Value {
+    let files: Vec<String> = data.files.iter().map(ToString::to_string).collect();
+    let held_out = data.validation.as_ref().map_or(0, Dataset::len);
+    json!({ "train": data.train.len(), "validation": held_out, "files": files, "warnings": data.warnings })
 }
 
 /// The ranks, what each may take, and how long they take to add up so many bytes of gradients.

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::recipe_file::{RecipePath, noted, recipe_for};
 use crate::data::{
-    ColumnLook, DataRequest, FileLook, IGNORE, LengthCounts, LengthOutcome, LineOrRecord, ModelLimits, RowCounts, SampleRow,
-    Survey, SurveyedPart, SurveyedSample, Tokenizer, look, survey,
+    ColumnLook, DataRequest, FileLook, IGNORE, LengthCounts, LengthOutcome, LineOrRecord, ModelLimits, SampleRow, SplitName,
+    Survey, SurveyedSample, Tokenizer, look, survey,
 };
 use crate::files;
 use crate::model::ModelConfig;
@@ -48,12 +48,12 @@ pub(super) struct LookAtData {
     dump: Option<PathBuf>,
     /// The files of `data.train`, from which validation samples may be drawn, or those of `data.validation`.
     #[arg(long, default_value = "train", value_parser = split())]
-    split: SurveyedPart,
+    split: SplitName,
 }
 
-fn split() -> impl TypedValueParser<Value = SurveyedPart> {
-    let part = |name| if name == "train" { SurveyedPart::Train } else { SurveyedPart::Validation };
-    PossibleValuesParser::new(["train", "validation"]).map(part)
+fn split() -> impl TypedValueParser<Value = SplitName> {
+    let named = |name| if name == "train" { SplitName::Train } else { SplitName::Validation };
+    PossibleValuesParser::new(["train", "validation"]).map(named)
 }
 
 impl LookAtData {
@@ -132,7 +132,7 @@ impl LookAtData {
 
     /// Shows rows without a tokenizer: which columns they have, and which format they tell.
     fn show_files(&self, data: &Path) -> Result<(), Fault> {
-        if self.dump.is_some() || !self.set.is_empty() || self.split != SurveyedPart::Train {
+        if self.dump.is_some() || !self.set.is_empty() || self.split != SplitName::Train {
             return Err(Fault::usage(
                 "`--dump`, `--set` and `--split` need a recipe, or a model beside the data file",
                 "name the model's directory with `--model DIR`",
@@ -174,8 +174,7 @@ impl LookAtData {
 
     /// The data sets of which something is in the split.
     fn looked_at<'a>(&self, recipe: &'a Recipe) -> Result<Vec<&'a DataRecipe>, Fault> {
-        let has_split =
-            |data: &&DataRecipe| self.split == SurveyedPart::Train || data.validation != ValidationSource::Fraction(0.0);
+        let has_split = |data: &&DataRecipe| self.split == SplitName::Train || data.validation != ValidationSource::Fraction(0.0);
         let all: Vec<&DataRecipe> = recipe.data.each().filter(has_split).collect();
         if !all.is_empty() {
             return Ok(all);
@@ -188,24 +187,20 @@ impl LookAtData {
 }
 
 /// Says what the rows of a data set came to.
-fn told(Survey { source, counts, shared, warnings }: Survey, is_dumped: bool) -> Result<(), Fault> {
-    source.notes.iter().for_each(|note| console::note(note));
-    if let Some(told) = &source.told {
+fn told(survey: Survey, is_dumped: bool) -> Result<(), Fault> {
+    survey.source.notes.iter().for_each(|note| console::note(note));
+    if let Some(told) = &survey.source.told {
         console::note(&format!("`data.format` is {told}"));
     }
-    for warning in &warnings {
+    for warning in &survey.warnings {
         console::warning(warning);
     }
-    let mut table = table(&counts);
-    if shared > 0 {
-        table.row(&["held out, and trained on, too", &shared.to_string()]);
-    }
-    console::table(&table)?;
+    console::table(&table(&survey))?;
     if !console::speech().is_json {
-        console::result(&histogram(&counts.lengths, "tokens"))?;
+        console::result(&histogram(&survey.lengths, "tokens"))?;
     }
-    let has_rows = counts.rows() > 0;
-    match counts.verdict(&source) {
+    let has_rows = survey.rows() > 0;
+    match survey.verdict() {
         Ok(left_out) => left_out.iter().for_each(|error| console::warning(&error.to_string())),
         Err(error) if is_dumped && has_rows => console::warning(&error.to_string()),
         Err(error) => return Err(error),
@@ -213,15 +208,15 @@ fn told(Survey { source, counts, shared, warnings }: Survey, is_dumped: bool) ->
     Ok(())
 }
 
-fn table(counts: &RowCounts) -> Table {
+fn table(survey: &Survey) -> Table {
     let mut table = Table::new(&["rows", "count"]);
     let mut row = |what: &str, count: usize| table.row(&[what, &count.to_string()]);
-    row("read", counts.rows());
-    row("bad", counts.bad());
-    if counts.too_long > 0 {
-        row("too long, which stops a run", counts.too_long);
+    row("read", survey.rows());
+    row("bad", survey.bad());
+    if survey.too_long > 0 {
+        row("too long, which stops a run", survey.too_long);
     }
-    let LengthCounts { whole, cut, cut_tokens, split, windows, dropped, uncuttable, longest, .. } = counts.samples;
+    let LengthCounts { whole, cut, cut_tokens, split, windows, dropped, uncuttable, longest, .. } = survey.samples;
     row("dropped as too long", dropped);
     row("dropped, nothing to cut", uncuttable);
     row("used, cut", cut);
@@ -230,11 +225,14 @@ fn table(counts: &RowCounts) -> Table {
         row("windows of those that are split", windows);
     }
     row("used whole", whole);
-    row("with the tokens of an earlier one", counts.duplicates);
-    row("tokens that are used", counts.tokens);
-    row("tokens that are trained", counts.trained);
+    row("with the tokens of an earlier one", survey.duplicates);
+    row("tokens that are used", survey.tokens);
+    row("tokens that are trained", survey.trained);
     row("tokens that are cut out", cut_tokens);
     row("tokens of the longest sample", longest);
+    if survey.shared > 0 {
+        row("held out, and trained on, too", survey.shared);
+    }
     table
 }
 

@@ -1,4 +1,4 @@
-//! What happened when data was opened, in numbers and in a line that people read.
+//! What happened when files were opened, in numbers and in a line that people read.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -61,17 +61,6 @@ impl FileReport {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LoadReport {
-    pub files: Vec<FileReport>,
-    pub train: usize,
-    pub validation: usize,
-    /// Held-out samples with the tokens of one to train on.
-    pub shared: usize,
-    /// What may be wrong with the samples, though all could be read.
-    pub warnings: Vec<String>,
-}
-
 impl fmt::Display for FileReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rows, samples, bad, limit, origin, .. } = self;
@@ -111,20 +100,6 @@ impl fmt::Display for FileReport {
     }
 }
 
-impl fmt::Display for LoadReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for file in &self.files {
-            writeln!(f, "{file}")?;
-        }
-        write!(f, "{}, {}", counted(self.train, "training sample"), counted(self.validation, "validation sample"))?;
-        if self.shared > 0 {
-            let shared = counted(self.shared, "validation sample");
-            write!(f, "\nwarning: {shared} also for training: their loss does not measure generalisation")?;
-        }
-        self.warnings.iter().try_for_each(|warning| write!(f, "\nwarning: {warning}"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,13 +129,11 @@ mod tests {
             format: None,
             notes: Vec::new(),
         };
-        let report = LoadReport { files: vec![file], train: 9, validation: 1, shared: 1, warnings: Vec::new() };
         assert_eq!(
-            report.to_string(),
+            file.to_string(),
             "`train.jsonl`: 13 rows, longest 9000 tokens, limit 4096: 10 kept, 2 dropped, 1 bad; 3 cut by 500 tokens; 1 split into 4 \
              windows; 2 with the tokens of an earlier one (tokenised before); 1 of the dropped have a completion that alone exceeds \
-             the limit\n9 training samples, 1 validation sample\nwarning: 1 validation sample also for training: their loss does \
-             not measure generalisation"
+             the limit"
         );
     }
 }

@@ -47,7 +47,8 @@ pub fn look(
     data: &DataPaths,
     sink: &mut dyn FnMut(&dyn std::fmt::Display, Value) -> Result<(), Fault>,
 ) -> Result<FileLook, Fault> {
-    let rows::SourceFiles { files, notes } = rows::find(data.paths(), SplitName::Train)?;
+    let mut notes = Vec::new();
+    let files = rows::find(data.paths(), SplitName::Train, &mut notes)?;
     let recipe = DataRecipe::default();
     let (mut bad, mut columns, mut lengths) = (BadRows::new(OnBadRow::Drop), Vec::new(), Vec::new());
     for file in &files {

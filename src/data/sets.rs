@@ -1,14 +1,15 @@
 //! Several data sets as one: mixed by their weights, counted by their names.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 use super::dataset::Dataset;
 use super::faults;
-use super::load_report::LoadReport;
+use super::load_report::FileReport;
 use super::split::held_out;
 use crate::recipe::{DataSet, TemplateDate};
-use crate::units::Fault;
+use crate::units::{Fault, counted};
 
 #[derive(Debug)]
 pub struct Splits {
@@ -17,37 +18,55 @@ pub struct Splits {
     pub validation: Option<Dataset>,
     /// What `data.on_too_long = "drop"` has left out of the training file, as far as the model has positions; `None` where that is none.
     pub rest: Option<Dataset>,
-    /// What was read, dropped and cut.
-    pub report: LoadReport,
+    /// What was read of each split's files, dropped and cut.
+    pub files: Vec<FileReport>,
+    /// Samples that are held out and have the tokens of one to train on.
+    pub shared: usize,
+    /// What may be wrong with the samples, though all could be read.
+    pub warnings: Vec<String>,
     /// What of the model's folder has decided the tokens of texts, by name and hash.
     pub origins: BTreeMap<String, String>,
     /// The day that a chat template was told, where it prints one and the recipe names none.
     pub chat_template_date: Option<TemplateDate>,
 }
 
+/// What happened when they were opened, and how many samples there are.
+impl fmt::Display for Splits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for file in &self.files {
+            writeln!(f, "{file}")?;
+        }
+        let held_out = self.validation.as_ref().map_or(0, Dataset::len);
+        write!(f, "{}, {}", counted(self.train.len(), "training sample"), counted(held_out, "validation sample"))?;
+        if self.shared > 0 {
+            let shared = counted(self.shared, "validation sample");
+            write!(f, "\nwarning: {shared} also for training: their loss does not measure generalisation")?;
+        }
+        self.warnings.iter().try_for_each(|warning| write!(f, "\nwarning: {warning}"))
+    }
+}
+
 /// Joins what was opened of each data set. `date` is what the recipe says of all sets' templates.
 pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>, seed: u64) -> Result<Splits, Fault> {
-    let mut report = LoadReport { files: Vec::new(), train: 0, validation: 0, shared: 0, warnings: Vec::new() };
+    let (mut files, mut warnings) = (Vec::new(), Vec::new());
     let (mut origins, mut chat_template_date) = (BTreeMap::new(), date);
     let (mut train, mut validation, mut rest) = (Vec::new(), Vec::new(), Vec::new());
     for (set, one) in opened {
         let DataSet { name, weight, data, .. } = set;
-        let samples = one.train.samples();
+        let (trained, samples) = (one.train.len(), one.train.samples());
         let copies = weight.trunc() as usize;
         // Of a single sample something stays.
         let once_more = if copies == 0 && samples.len() == 1 { samples } else { held_out(&samples, weight.fract(), seed) };
         let drawn = one.train.repeated(copies, &once_more);
         let held_out = one.validation.as_ref().map_or(0, Dataset::len);
         let counts = format!(
-            "data set `{name}`: {} training samples × {weight} = {} an epoch, {held_out} validation samples",
-            one.report.train,
+            "data set `{name}`: {trained} training samples × {weight} = {} an epoch, {held_out} validation samples",
             drawn.len()
         );
-        (report.train, report.validation) = (report.train + drawn.len(), report.validation + held_out);
-        let mut files = one.report.files;
-        files.first_mut().into_iter().for_each(|file| file.notes.insert(0, counts.clone()));
-        report.files.extend(files);
-        report.warnings.extend(one.report.warnings.iter().map(|warning| format!("data set `{name}`: {warning}")));
+        let first = files.len();
+        files.extend(one.files);
+        files.get_mut(first).into_iter().for_each(|file: &mut FileReport| file.notes.insert(0, counts.clone()));
+        warnings.extend(one.warnings.iter().map(|warning| format!("data set `{name}`: {warning}")));
         origins.extend(one.origins.into_iter().map(|(what, hash)| (format!("{what} for the data set `{name}`"), hash)));
         // A date of its own is the set's alone.
         let told = one.chat_template_date.filter(|_| data.chat.chat_template_date.is_none());
@@ -58,7 +77,7 @@ pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>
     }
     let train = Dataset::joined(train.into_iter()).ok_or_else(|| faults::empty(Path::new("")))?;
     let (validation, rest) = (Dataset::joined(validation.into_iter()), Dataset::joined(rest.into_iter()));
-    Ok(Splits { train, validation, rest, report, origins, chat_template_date })
+    Ok(Splits { train, validation, rest, files, shared: 0, warnings, origins, chat_template_date })
 }
 
 #[cfg(test)]
@@ -90,7 +109,7 @@ mod tests {
             .map(|name| (0..splits.train.len()).filter(|&sample| splits.train.set_of(sample) == Some(name)).count())
             .into();
         assert_eq!(sizes, [23, 3, 4]);
-        assert_eq!((splits.report.train, splits.report.validation, splits.train.format()), (30, 5, None));
+        assert_eq!(splits.train.format(), None);
         let text = |data: &Dataset, sample| tokenizer().decode(&data.batch(&[sample]).unwrap().sequences[0].inputs).unwrap();
         let mut often = BTreeMap::<String, usize>::new();
         (0..23).for_each(|sample| *often.entry(text(&splits.train, sample)).or_default() += 1);
@@ -105,24 +124,28 @@ mod tests {
         let numbers = splits.train.samples();
         assert!(numbers.is_sorted() && numbers.last() == Some(&23), "{numbers:?}");
         assert_eq!(splits.train.batch(&[29]).unwrap().sequences[0].sample, 23);
-        let said = splits.report.to_string();
+        let said = splits.to_string();
         for counts in [
             "`a`: 10 training samples × 2.3 = 23 an epoch, 0 validation samples",
             "`b`: 5 training samples × 0.5 = 3 an epoch, 5 validation samples",
         ] {
             assert!(said.contains(&format!("data set {counts}")), "{said}");
         }
+        assert!(said.contains("\n30 training samples, 5 validation samples"), "{said}");
     }
 
     #[test]
     fn what_is_held_out_and_trained_on_is_counted() {
         let mut fixture = Fixture::new(DataFormat::Text, rows("a", 6, 2));
         fixture.recipe.validation = ValidationSource::File(fixture.write("v.jsonl", rows("a", 3, 0) + &rows("b", 3, 0)).into());
-        let report = fixture.open().unwrap().report;
-        assert_eq!(report.shared, 3);
-        assert!(report.to_string().contains("warning: 3 validation samples also for training"), "{report}");
+        let splits = fixture.open().unwrap();
+        assert_eq!(splits.shared, 3);
+        let said = splits.to_string();
+        let end = "\n8 training samples, 6 validation samples\nwarning: 3 validation samples also for training: their loss does not measure \
+                   generalisation";
+        assert!(said.ends_with(end), "{said}");
         fixture.recipe.validation = ValidationSource::Fraction(0.0);
-        assert_eq!(fixture.open().unwrap().report.shared, 0);
+        assert_eq!(fixture.open().unwrap().shared, 0);
     }
 
     #[test]

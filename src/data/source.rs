@@ -26,7 +26,8 @@ impl DataSource {
     /// # Errors
     /// Files are missing, or nobody says which format they have.
     pub(super) fn find(recipe: &DataRecipe, paths: &DataPaths, split: SplitName) -> Result<Self, Fault> {
-        let rows::SourceFiles { files, notes } = rows::find(paths.paths(), split)?;
+        let mut notes = Vec::new();
+        let files = rows::find(paths.paths(), split, &mut notes)?;
         let mut rows = recipe.clone();
         let (format, told) = if let Some(format) = recipe.format {
             (format, None)
@@ -34,7 +35,7 @@ impl DataSource {
             let detected = detect(&files, &rows)?;
             for path in paths.paths().iter().skip(1) {
                 // The first rows say it of the first files alone.
-                let first = rows::find(std::slice::from_ref(path), split)?.files.swap_remove(0);
+                let first = rows::find(std::slice::from_ref(path), split, &mut Vec::new())?.swap_remove(0);
                 let other = detect(std::slice::from_ref(&first), &rows).ok();
                 let other = other.filter(|other| (other.format, &other.columns) != (detected.format, &detected.columns));
                 if let Some(other) = other {

@@ -15,76 +15,81 @@ use super::sample_place::SamplePlace;
 use super::source::DataSource;
 use super::split::held_out;
 use super::token_file::fingerprint;
-use crate::recipe::{DataPaths, ValidationSource};
+use crate::recipe::{DataPaths, OnBadRow, ValidationSource};
 use crate::units::Fault;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SurveyedPart {
-    /// All of the files to train on, from which validation samples may be drawn.
-    Train,
-    /// Samples that are held out: of files of their own, or drawn from the samples to train on.
-    Validation,
-}
-
+/// What the rows of some files came to: each is bad, too long, or one of the samples.
 #[derive(Debug)]
 pub struct Survey {
     pub source: DataSource,
-    /// What their rows came to.
-    pub counts: RowCounts,
+    /// Rows that are no samples.
+    bad: BadRows,
+    /// Samples that stop a run as too long.
+    pub too_long: usize,
+    first_too_long: Option<Fault>,
+    /// The others, by what becomes of them.
+    pub samples: LengthCounts,
+    /// Samples with the same tokens as an earlier one, used or not.
+    pub duplicates: usize,
+    pub tokens: usize,
+    pub trained: usize,
+    /// Samples by the power of two that is not below their length.
+    pub lengths: Vec<usize>,
+    /// Tokens that a sample may have.
+    limit: usize,
+    seen: HashSet<u64>,
     /// Samples that are held out and have the tokens of one to train on.
     pub shared: usize,
     /// What may be wrong with the samples, though all could be read.
     pub warnings: Vec<String>,
 }
 
-/// Hands over each row of some of a recipe's files, bad or not, whatever `data.on_bad_row` says. `skips_errors`: also where no row can be
-/// encoded, which ends a run.
+/// Hands over each row of a split, bad or not, whatever `data.on_bad_row` says: of all files to train on, or of the samples that are held out,
+/// which have files of their own or are drawn from those. `skips_errors`: also where no row can be encoded, which ends a run.
 ///
 /// # Errors
 /// Files are missing or damaged, there is no sample among the first rows, or `sink` refuses.
 pub fn survey(
     request: &DataRequest<'_>,
-    part: SurveyedPart,
+    split: SplitName,
     skips_errors: bool,
     sink: &mut dyn FnMut(&SampleRow<SurveyedSample>) -> Result<(), Fault>,
 ) -> Result<Survey, Fault> {
     let opener = Opener::new(request)?;
     let recipe = request.recipe;
-    let (paths, split) = match (part, &recipe.validation) {
-        (SurveyedPart::Validation, ValidationSource::File(paths)) => (paths, SplitName::Validation),
-        _ => (&recipe.train, SplitName::Train),
+    let source = match (split, &recipe.validation) {
+        (SplitName::Validation, ValidationSource::File(paths)) => DataSource::find(recipe, paths, split)?,
+        _ => DataSource::find(recipe, &recipe.train, SplitName::Train)?,
     };
-    let source = DataSource::find(recipe, paths, split)?;
     // The samples that are held out, in order, by their numbers among all samples.
-    let drawn = match (part, &recipe.validation) {
-        (SurveyedPart::Validation, ValidationSource::Fraction(fraction)) => {
+    let drawn = match (split, &recipe.validation) {
+        (SplitName::Validation, ValidationSource::Fraction(fraction)) => {
             Some(drawn(&opener.used(&recipe.train, SplitName::Train)?, *fraction, request.seed))
         }
         _ => None,
     };
-    let (bad, limit) = (BadRows::new(recipe.on_bad_row), opener.limit);
-    let mut counts = RowCounts { bad, limit, ..RowCounts::default() };
+    let mut survey = Survey::new(source.clone(), recipe.on_bad_row, opener.limit);
     opener.encoder.chat.take_notes();
     let used = opener.survey_rows(&source, &mut |number, row| {
         if drawn.as_ref().is_none_or(|drawn| row.sample.is_ok() && drawn.binary_search(&number).is_ok()) {
             sink(&row)?;
-            counts.take(row, skips_errors)?;
+            survey.take(row, skips_errors)?;
         }
         Ok(())
     })?;
     let chat = &opener.encoder.chat;
-    let warnings = chat.take_notes().warnings(chat.recipe.train_on_end_of_turn);
-    let (held_out, trained): (BTreeMap<_, _>, BTreeMap<_, _>) = match (&recipe.validation, part) {
+    survey.warnings = chat.take_notes().warnings(chat.recipe.train_on_end_of_turn);
+    let (held_out, trained): (BTreeMap<_, _>, BTreeMap<_, _>) = match (&recipe.validation, split) {
         (ValidationSource::Fraction(fraction), _) => {
             let held_out = drawn.unwrap_or_else(|| self::drawn(&used, *fraction, request.seed));
             used.into_iter().partition(|(number, _)| held_out.binary_search(number).is_ok())
         }
-        (ValidationSource::File(paths), SurveyedPart::Train) => (opener.used(paths, SplitName::Validation)?, used),
-        (ValidationSource::File(_), SurveyedPart::Validation) => (used, opener.used(&recipe.train, SplitName::Train)?),
+        (ValidationSource::File(_), SplitName::Validation) => (used, opener.used(&recipe.train, SplitName::Train)?),
+        (ValidationSource::File(paths), _) => (opener.used(paths, SplitName::Validation)?, used),
     };
     let trained: HashSet<u64> = trained.into_values().collect();
-    let shared = held_out.values().filter(|fingerprint| trained.contains(fingerprint)).count();
-    Ok(Survey { source, counts, shared, warnings })
+    survey.shared = held_out.values().filter(|fingerprint| trained.contains(fingerprint)).count();
+    Ok(survey)
 }
 
 fn drawn(used: &BTreeMap<usize, u64>, fraction: f64, seed: u64) -> Vec<usize> {
@@ -156,28 +161,25 @@ impl SurveyedSample {
     }
 }
 
-/// Every row is bad, too long, or one of the samples.
-#[derive(Debug, Default)]
-pub struct RowCounts {
-    /// Rows that are no samples.
-    bad: BadRows,
-    /// Samples that stop a run as too long.
-    pub too_long: usize,
-    first_too_long: Option<Fault>,
-    /// The others, by what becomes of them.
-    pub samples: LengthCounts,
-    /// Samples with the same tokens as an earlier one, used or not.
-    pub duplicates: usize,
-    pub tokens: usize,
-    pub trained: usize,
-    /// Samples by the power of two that is not below their length.
-    pub lengths: Vec<usize>,
-    /// Tokens that a sample may have.
-    limit: usize,
-    seen: HashSet<u64>,
-}
+impl Survey {
+    fn new(source: DataSource, on_bad_row: OnBadRow, limit: usize) -> Self {
+        Self {
+            source,
+            bad: BadRows::new(on_bad_row),
+            too_long: 0,
+            first_too_long: None,
+            samples: LengthCounts::default(),
+            duplicates: 0,
+            tokens: 0,
+            trained: 0,
+            lengths: Vec::new(),
+            limit,
+            seen: HashSet::new(),
+            shared: 0,
+            warnings: Vec::new(),
+        }
+    }
 
-impl RowCounts {
     /// Counts a row; fails where it says that no row can be encoded, unless `skips_errors`.
     fn take(&mut self, row: SampleRow<SurveyedSample>, skips_errors: bool) -> Result<(), Fault> {
         let sample = match row.sample {
@@ -219,9 +221,9 @@ impl RowCounts {
     ///
     /// # Errors
     /// It would not start: what it would say.
-    pub fn verdict(self, source: &DataSource) -> Result<Option<Fault>, Fault> {
+    pub fn verdict(self) -> Result<Option<Fault>, Fault> {
         let (used, read, bad) = (self.samples.used(), self.bad.read, self.bad.count);
-        let path = source.files.first().cloned().unwrap_or_default();
+        let path = self.source.files.first().cloned().unwrap_or_default();
         let left_out = self.bad.finish(&path)?;
         if let Some(error) = self.first_too_long {
             return Err(error);
@@ -244,10 +246,10 @@ pub(super) fn count_length(counts: &mut Vec<usize>, length: usize) {
 mod tests {
     use super::*;
     use crate::data::fixtures::{Fixture, tokenizer};
-    use crate::recipe::{DataFormat, OnBadRow, OnTooLong, TemplateChoice};
+    use crate::recipe::{DataFormat, OnTooLong, TemplateChoice};
     use crate::units::Exit;
 
-    fn surveyed(fixture: &Fixture, part: SurveyedPart) -> Result<(Survey, Vec<SampleRow<SurveyedSample>>), Fault> {
+    fn surveyed(fixture: &Fixture, split: SplitName) -> Result<(Survey, Vec<SampleRow<SurveyedSample>>), Fault> {
         let mut rows = Vec::new();
         let mut sink = |row: &SampleRow<SurveyedSample>| {
             rows.push(SampleRow {
@@ -256,7 +258,7 @@ mod tests {
             });
             Ok(())
         };
-        let survey = survey(&fixture.request(Some(&tokenizer())), part, false, &mut sink)?;
+        let survey = survey(&fixture.request(Some(&tokenizer())), split, false, &mut sink)?;
         Ok((survey, rows))
     }
 
@@ -299,10 +301,10 @@ mod tests {
                 for on_bad_row in [OnBadRow::Error, OnBadRow::Drop] {
                     for on_too_long in [OnTooLong::Error, OnTooLong::Drop, OnTooLong::Truncate, OnTooLong::Split] {
                         (fixture.recipe.on_bad_row, fixture.recipe.on_too_long) = (on_bad_row, on_too_long);
-                        let run = fixture.open().map(|splits| splits.report.files[0].clone());
-                        let survey = surveyed(&fixture, SurveyedPart::Train).map(|(survey, _)| survey);
+                        let run = fixture.open().map(|splits| splits.files[0].clone());
+                        let survey = surveyed(&fixture, SplitName::Train).map(|(survey, _)| survey);
                         let case = format!("{bad}: {rows:?}, {on_bad_row}, {on_too_long}");
-                        let Survey { source, counts, .. } = match survey {
+                        let survey = match survey {
                             Ok(survey) => survey,
                             Err(error) => {
                                 assert_eq!(run.unwrap_err().to_string(), error.to_string(), "{case}");
@@ -311,13 +313,13 @@ mod tests {
                         };
                         if let Ok(run) = &run {
                             assert_eq!(
-                                (counts.rows(), counts.bad(), &counts.samples),
+                                (survey.rows(), survey.bad(), &survey.samples),
                                 (run.rows, run.bad, &run.samples),
                                 "{case}"
                             );
-                            assert_eq!(counts.duplicates, run.duplicates, "{case}");
+                            assert_eq!(survey.duplicates, run.duplicates, "{case}");
                         }
-                        let verdict = counts.verdict(&source).map(|_| ()).map_err(|error| error.to_string());
+                        let verdict = survey.verdict().map(|_| ()).map_err(|error| error.to_string());
                         assert_eq!(run.map(|_| ()).map_err(|error| error.to_string()), verdict, "{case}");
                     }
                 }
@@ -338,8 +340,8 @@ mod tests {
         fixture.recipe.on_bad_row = OnBadRow::Drop;
         fixture.recipe.validation = ValidationSource::Fraction(0.3);
         let validation = fixture.open().unwrap().validation.unwrap();
-        let (survey, rows) = surveyed(&fixture, SurveyedPart::Validation).unwrap();
-        assert!(validation.len() == 4 && survey.counts.samples.used() == 4 && survey.counts.rows() == 4);
+        let (survey, rows) = surveyed(&fixture, SplitName::Validation).unwrap();
+        assert!(validation.len() == 4 && survey.samples.used() == 4 && survey.rows() == 4);
         for (index, row) in rows.into_iter().enumerate() {
             let mut ids = row.sample.unwrap().ids;
             ids.pop();
@@ -351,9 +353,9 @@ mod tests {
     fn warnings_are_told_by_a_survey_too() {
         let mut fixture = Fixture::new(DataFormat::Messages, sound(DataFormat::Messages));
         fixture.recipe.chat.chat_template = Some(TemplateChoice(TEMPLATE.to_owned()));
-        let warnings = surveyed(&fixture, SurveyedPart::Train).unwrap().0.warnings;
+        let warnings = surveyed(&fixture, SplitName::Train).unwrap().0.warnings;
         assert!(warnings[0].starts_with("no answer's end-of-turn token is trained"), "{warnings:?}");
-        assert_eq!(fixture.open().unwrap().report.warnings, warnings);
+        assert_eq!(fixture.open().unwrap().warnings, warnings);
         let turns =
             |answer: &str| format!(r#"{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": "{answer}"}}"#);
         let row = format!(r#"{{"messages": [{}, {}]}}"#, turns("<think>b</think>c"), turns("d"));
@@ -361,7 +363,7 @@ mod tests {
         let thoughtless = "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '|' ~ (m.content if loop.last else m.content.split('</think>')[-1]) \
             ~ '<|im_end|>' }}{% endfor %}{{ '<|im_start|>assistant|' if add_generation_prompt }}";
         fixture.recipe.chat.chat_template = Some(TemplateChoice(thoughtless.to_owned()));
-        let (survey, rows) = surveyed(&fixture, SurveyedPart::Train).unwrap();
+        let (survey, rows) = surveyed(&fixture, SplitName::Train).unwrap();
         let sample = rows[0].sample.as_ref().unwrap();
         let trained: Vec<u32> =
             sample.ids.iter().zip(&sample.is_trained).filter(|(_, trained)| **trained).map(|(&id, _)| id).collect();

@@ -55,7 +55,7 @@ impl RunCallback {
         let mut callback = Self::open(trainer, resumed, interrupt)?;
         let command = trainer.recipe.report.command.as_deref().filter(|_| callback.files.is_some());
         callback.program = command.and_then(MetricsProgram::start);
-        callback.progress.note(&trainer.data.report.to_string());
+        callback.progress.note(&trainer.data.to_string());
         callback.progress.note(&format!("steps: {}", trainer.schedule));
         if let Some(expected) = trainer.expected_evictions() {
             callback.progress.note(&format!("evictions: {expected}"));

@@ -10,7 +10,7 @@ use arrow::array::{ArrayRef, Int64Array, ListArray, StringArray};
 use arrow::datatypes::Int64Type;
 use arrow::record_batch::RecordBatch;
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
-use kvtune::data::{DataRequest, ModelLimits, SurveyedPart, Tokenizer, survey};
+use kvtune::data::{DataRequest, ModelLimits, SplitName, Tokenizer, survey};
 use kvtune::files::TensorFile;
 use kvtune::model::{MergedModel, ModelConfig, read_peft};
 use kvtune::recipe::Recipe;
@@ -224,6 +224,6 @@ fn surveyed(path: &Path) -> Result<(), Fault> {
     let limits = ModelLimits { vocab_size: 512, max_positions: 4096, most_positions: 4096, pad: None };
     let (data, head, tokenizer) = (&recipe.data, &recipe.head, Some(&tokenizer));
     let request = DataRequest { recipe: data, head, tokenizer, limits, initial: None, seed: 1 };
-    survey(&request, SurveyedPart::Train, false, &mut |_| Ok(()))?;
+    survey(&request, SplitName::Train, false, &mut |_| Ok(()))?;
     Ok(())
 }

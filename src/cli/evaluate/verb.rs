@@ -188,7 +188,7 @@ impl Evaluate {
         let LoadedTarget { target, model, tokenizer, recipe, world } = *loaded;
         let engine = train::engine(recipe, model.config(), tokenizer, None)?;
         let splits = open_data(loaded)?;
-        console::note_once(&splits.report.to_string());
+        console::note_once(&splits.to_string());
         let dataset = self.samples.choose(splits, recipe)?;
         let spec = self.answers.spec(loaded, &dataset, self.samples.split)?;
         let settings = spec.iter().filter_map(|spec| spec.settings.as_object()).flatten();

@@ -5,7 +5,7 @@ use std::path::Path;
 use tch::Device;
 
 use crate::cli::recipe_file::recipe_for;
-use crate::data::{DataRequest, SampleRow, Survey, SurveyedPart, SurveyedSample, Tokenizer, survey};
+use crate::data::{DataRequest, SampleRow, SplitName, SurveyedSample, Tokenizer, survey};
 use crate::model::ModelConfig;
 use crate::recipe::{DataFormat, PolicyRecipe, Recipe};
 use crate::report::console;
@@ -43,15 +43,15 @@ pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<Stri
     };
     let (files, head, tokenizer, seed) = (&recipe.data, &recipe.head, tokenizer.as_ref(), recipe.train.seed);
     let request = DataRequest { recipe: files, head, tokenizer, limits, initial: None, seed };
-    let Survey { source, counts, warnings, .. } = survey(&request, SurveyedPart::Train, false, &mut take)?;
-    source.notes.iter().for_each(|note| console::note(note));
-    for warning in &warnings {
+    let survey = survey(&request, SplitName::Train, false, &mut take)?;
+    survey.source.notes.iter().for_each(|note| console::note(note));
+    for warning in &survey.warnings {
         console::warning(warning);
     }
     lengths.sort_unstable();
-    let seen = Seen { format: source.format, bad: counts.bad(), positions: limits.max_positions, lengths };
+    let seen = Seen { format: survey.source.format, bad: survey.bad(), positions: limits.max_positions, lengths };
     if seen.lengths.is_empty() {
-        counts.verdict(&source)?;
+        survey.verdict()?;
     }
     let text = |path: &Path| toml::Value::from(path.display().to_string()).to_string();
     let proposed = seen.recipe([model, data].map(text), device);

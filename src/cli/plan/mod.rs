@@ -72,7 +72,7 @@ impl Plan {
         let Some(tokens) = self.tokens else {
             let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
             let data = train::open_data(recipe, config, tokenizer.as_ref())?;
-            console::note(&data.report.to_string());
+            console::note(&data.to_string());
             train::check_answers(recipe, &data)?;
             return train::heaviest(recipe, config, &data.train, machine);
         };

@@ -71,7 +71,7 @@ impl Verify {
         // What is wrong with the recipe is said before the data are read.
         engine_of(&Recipe { grad: recipe.grad.closed(), ..recipe.clone() })?;
         let data = train::open_data(&recipe, &config, tokenizer.as_ref())?;
-        console::note(&data.report.to_string());
+        console::note(&data.to_string());
         let mut batch = proof::batch(&data.train, self.samples, self.dump.is_some(), recipe.train.batch_size.sequences())?;
         if let Some(machine) = machine {
             recipe = train::resolved(recipe, &config, &batch, machine)?.0;

@@ -95,14 +95,14 @@ fn the_recipe_says_what_is_trained() {
     assert_eq!(shown(&pair).unwrap(), ["to[gether]"]);
     // The second start has the tokens from the cache.
     for _ in 0..2 {
-        let warnings = pair.open().unwrap().report.warnings;
+        let warnings = pair.open().unwrap().warnings;
         assert!(warnings.len() == 1 && warnings[0].contains("a prompt ends inside of a token"), "{warnings:?}");
     }
     let untrained = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}<|im_end|>{% endfor %}";
     let mut chat = fixture(DataFormat::Messages, rows);
     chat.recipe.chat.chat_template = Some(TemplateChoice(untrained.to_owned()));
     for _ in 0..2 {
-        let warnings = chat.open().unwrap().report.warnings;
+        let warnings = chat.open().unwrap().warnings;
         assert!(warnings.len() == 1 && warnings[0].starts_with("no answer's end-of-turn token is trained"), "{warnings:?}");
     }
 }
@@ -135,7 +135,7 @@ fn a_prompt_that_is_trained_is_one_that_can_be_cut_and_asked() {
         assert_eq!(asked(&chat), prompt);
         let chat = chat.limit(40, OnTooLong::Truncate);
         let splits = chat.open().unwrap();
-        assert_eq!((splits.report.files[0].samples.cut, splits.train.lengths()), (1, &[39][..]));
+        assert_eq!((splits.files[0].samples.cut, splits.train.lengths()), (1, &[39][..]));
         assert!(asked(&chat).len() < 40 && prompt.starts_with(&asked(&chat)[..9]));
     }
 }
@@ -157,7 +157,7 @@ fn a_text_that_begins_twice_is_told() {
     let own = crate::data::Tokenizer::load(model.path()).unwrap();
     for _ in 0..2 {
         let splits = crate::data::open(&chat.request(Some(&own)), &mut |_, _, _| ()).unwrap();
-        assert!(splits.report.warnings[0].starts_with("texts begin with `<|im_start|>` twice"), "{:?}", splits.report.warnings);
+        assert!(splits.warnings[0].starts_with("texts begin with `<|im_start|>` twice"), "{:?}", splits.warnings);
     }
 }
 

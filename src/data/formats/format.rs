@@ -10,9 +10,6 @@ use crate::data::tokenizer::Tokenizer;
 use crate::recipe::{DataFormat, DataRecipe};
 use crate::units::Fault;
 
-/// Makes an example of a row.
-type ReadRow = fn(&ExampleReader<'_>, &mut DataRow) -> Result<Example, Fault>;
-
 pub(super) struct RowFormat {
     /// The name in recipes, which say there what contradicts it.
     pub(super) name: DataFormat,
@@ -26,12 +23,13 @@ pub(super) struct RowFormat {
     pub(super) is_message: fn(&DataRecipe) -> bool,
     /// The beginning of the reply that ends each prompt.
     pub(super) reply_prefix: fn(&DataRecipe) -> &'static str,
-    pub(super) read: ReadRow,
+    /// Makes an example of a row.
+    pub(super) read: fn(&ExampleReader<'_>, &mut DataRow) -> Result<Example, Fault>,
 }
 
 impl RowFormat {
     /// A format as most are.
-    pub(super) const fn new(name: DataFormat, read: ReadRow) -> Self {
+    pub(super) const fn new(name: DataFormat, read: fn(&ExampleReader<'_>, &mut DataRow) -> Result<Example, Fault>) -> Self {
         Self { name, known_by: &[], has_texts: true, has_classes: true, is_message: |_| false, reply_prefix: |_| "", read }
     }
 }

@@ -15,13 +15,7 @@ pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["context", "question", "choice_A", "choice_B", "choice_C", "choice_D", "answer"]],
     is_message: |recipe| !matches!(wording(recipe), LongBenchPrompt::KeysValues | LongBenchPrompt::LmEval),
     reply_prefix: |recipe| reply_prefix(wording(recipe)),
-    ..RowFormat::new(DataFormat::LongBenchV2, |reader, row| {
-        let (read, tokenizer) = (LongBenchRow::read(row)?, reader.tokenizer()?);
-        match reader.classes {
-            Some(labels) => read.classified(row, labels, classes_of_letters(labels, tokenizer)?),
-            None => read.asked(reader, tokenizer),
-        }
-    })
+    ..RowFormat::new(DataFormat::LongBenchV2, example)
 };
 
 const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
@@ -49,82 +43,72 @@ fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Result<[Optio
     Ok(if is_positional { [0, 1, 2, 3].map(Some) } else { found })
 }
 
-struct LongBenchRow {
-    texts: [String; FIELDS.len()],
-    letter: usize,
-    groups: Option<SampleGroups>,
-}
-
-impl LongBenchRow {
-    fn read(row: &mut DataRow) -> Result<Self, Fault> {
-        let mut texts: [String; FIELDS.len()] = Default::default();
-        for (text, field) in texts.iter_mut().zip(FIELDS) {
-            *text = row.text(field)?;
-        }
-        let answer = row.text("answer")?;
-        let letter = LETTERS.iter().position(|&letter| letter == answer.trim());
-        let letter = letter.ok_or_else(|| row.bad("answer", "one of `A`, `B`, `C`, `D`", format!("`{}`", answer.trim())))?;
-        let [difficulty, length, domain] = ["difficulty", "length", "domain"].map(|field| row.optional_text(field));
-        let groups = match (difficulty?, length?, domain?) {
-            (Some(difficulty), Some(length), Some(domain)) => Some(SampleGroups { difficulty, length, domain }),
-            _ => None,
-        };
-        Ok(Self { texts, letter, groups })
+fn example(reader: &ExampleReader<'_>, row: &mut DataRow) -> Result<Example, Fault> {
+    let mut texts: [String; FIELDS.len()] = Default::default();
+    for (text, field) in texts.iter_mut().zip(FIELDS) {
+        *text = row.text(field)?;
     }
-
-    fn classified(self, row: &DataRow, labels: &Classes, classes: [Option<usize>; 4]) -> Result<Example, Fault> {
-        let bad = || row.bad("answer", format!("one of the labels {}", labels.describe()), format!("`{}`", LETTERS[self.letter]));
-        let class = classes[self.letter].ok_or_else(bad)?;
-        let prompt = question(&self.texts, &["A: ", "B: ", "C: ", "D: "], ANSWER_PREFIX);
-        Ok(Example { groups: self.groups, ..Example::new(Content::TextClass { prompt, class }) })
-    }
-
-    fn asked(self, reader: &ExampleReader<'_>, tokenizer: &Tokenizer) -> Result<Example, Fault> {
+    let answer = row.text("answer")?;
+    let letter = LETTERS.iter().position(|&letter| letter == answer.trim());
+    let letter = letter.ok_or_else(|| row.bad("answer", "one of `A`, `B`, `C`, `D`", format!("`{}`", answer.trim())))?;
+    let [difficulty, length, domain] = ["difficulty", "length", "domain"].map(|field| row.optional_text(field));
+    let groups = match (difficulty?, length?, domain?) {
+        (Some(difficulty), Some(length), Some(domain)) => Some(SampleGroups { difficulty, length, domain }),
+        _ => None,
+    };
+    let tokenizer = reader.tokenizer()?;
+    let Some(labels) = reader.classes else {
         let (wording, is_message, max_tokens) = (wording(reader.recipe), reader.has_template, reader.recipe.max_prompt_tokens);
-        let behind = self.behind_thoughts(wording);
-        let follow_up = behind.map(|(before, after)| FollowUp { before, after, is_message, max_tokens });
-        let mut text = self.worded(wording);
+        let follow_up = behind_thoughts(&texts, wording);
+        let follow_up = follow_up.map(|(before, after)| FollowUp { before, after, is_message, max_tokens });
+        let mut text = worded(&texts, LETTERS[letter], wording);
         if let Some(most) = max_tokens {
             text.prompt = tokenizer.cut_as_upstream(text.prompt, most)?;
         }
-        Ok(Example { groups: self.groups, follow_up, ..text.example(is_message) })
-    }
+        return Ok(Example { groups, follow_up, ..text.example(is_message) });
+    };
+    let bad = || row.bad("answer", format!("one of the labels {}", labels.describe()), format!("`{}`", LETTERS[letter]));
+    let class = classes_of_letters(labels, tokenizer)?[letter].ok_or_else(bad)?;
+    let prompt = question(&texts, &["A: ", "B: ", "C: ", "D: "], ANSWER_PREFIX);
+    Ok(Example { groups, ..Example::new(Content::TextClass { prompt, class }) })
+}
 
-    /// What is asked behind the thoughts that a wording asks for: what stands before them, and what behind.
-    fn behind_thoughts(&self, wording: LongBenchPrompt) -> Option<(String, String)> {
-        if wording != LongBenchPrompt::UpstreamCot {
-            return None;
+/// What is asked behind the thoughts that a wording asks for: what stands before them, and what behind.
+fn behind_thoughts(texts: &[String; 6], wording: LongBenchPrompt) -> Option<(String, String)> {
+    if wording != LongBenchPrompt::UpstreamCot {
+        return None;
+    }
+    let [_, asked, choices @ ..] = stripped(texts);
+    let rest = choice(&asked, &choices, &["(A) ", "(B) ", "(C) ", "(D) "], &format!("{THINK} "));
+    let before = format!("{READ_TO_THINK}\n\nThe text is too long and omitted here.\n\n{rest}");
+    Some((before, format!("\n\nBased on the above, what is the single, most likely answer choice? {FORMAT_LINE}")))
+}
+
+fn stripped(texts: &[String; 6]) -> [String; 6] {
+    texts.each_ref().map(|text| strip(text).to_owned())
+}
+
+fn worded(texts: &[String; 6], letter: &str, wording: LongBenchPrompt) -> TextRow {
+    let brackets = ["(A) ", "(B) ", "(C) ", "(D) "];
+    let (prompt, completion) = match wording {
+        LongBenchPrompt::Upstream => (question(&stripped(texts), &brackets, FORMAT_LINE), format!("{ANSWER_PREFIX}({letter})")),
+        LongBenchPrompt::UpstreamCot => (thinking(&stripped(texts), &brackets), format!("{ANSWER_PREFIX}({letter})")),
+        LongBenchPrompt::UpstreamNoContext => {
+            let [_, asked, choices @ ..] = stripped(texts);
+            let tail = format!("What is the single, most likely answer choice? {FORMAT_LINE}");
+            (choice(&asked, &choices, &brackets, &tail), format!("{ANSWER_PREFIX}({letter})"))
         }
-        let [_, asked, choices @ ..] = self.texts.each_ref().map(|text| strip(text).to_owned());
-        let rest = choice(&asked, &choices, &["(A) ", "(B) ", "(C) ", "(D) "], &format!("{THINK} "));
-        let before = format!("{READ_TO_THINK}\n\nThe text is too long and omitted here.\n\n{rest}");
-        Some((before, format!("\n\nBased on the above, what is the single, most likely answer choice? {FORMAT_LINE}")))
-    }
-
-    fn worded(&self, wording: LongBenchPrompt) -> TextRow {
-        let letter = LETTERS[self.letter];
-        let stripped = || self.texts.each_ref().map(|text| strip(text).to_owned());
-        let brackets = ["(A) ", "(B) ", "(C) ", "(D) "];
-        let (prompt, completion) = match wording {
-            LongBenchPrompt::Upstream => (question(&stripped(), &brackets, FORMAT_LINE), format!("{ANSWER_PREFIX}({letter})")),
-            LongBenchPrompt::UpstreamCot => (thinking(&stripped(), &brackets), format!("{ANSWER_PREFIX}({letter})")),
-            LongBenchPrompt::UpstreamNoContext => {
-                let [_, asked, choices @ ..] = stripped();
-                let tail = format!("What is the single, most likely answer choice? {FORMAT_LINE}");
-                (choice(&asked, &choices, &brackets, &tail), format!("{ANSWER_PREFIX}({letter})"))
-            }
-            LongBenchPrompt::KeysValues => {
-                let tail = format!("{FORMAT_LINE}\n\nAnswer:\n{ANSWER_PREFIX}");
-                (question(&self.texts, &["A: ", "B: ", "C: ", "D: "], &tail), letter.to_owned())
-            }
-            LongBenchPrompt::LmEval => {
-                let mut texts = self.texts.clone();
-                strip(&self.texts[1]).clone_into(&mut texts[1]);
-                (question(&texts, &brackets, "Answer:"), format!(" {letter}"))
-            }
-        };
-        TextRow { prompt, completion, references: vec![letter.to_owned()] }
-    }
+        LongBenchPrompt::KeysValues => {
+            let tail = format!("{FORMAT_LINE}\n\nAnswer:\n{ANSWER_PREFIX}");
+            (question(texts, &["A: ", "B: ", "C: ", "D: "], &tail), letter.to_owned())
+        }
+        LongBenchPrompt::LmEval => {
+            let mut own = texts.clone();
+            strip(&texts[1]).clone_into(&mut own[1]);
+            (question(&own, &brackets, "Answer:"), format!(" {letter}"))
+        }
+    };
+    TextRow { prompt, completion, references: vec![letter.to_owned()] }
 }
 
 fn wording(recipe: &DataRecipe) -> LongBenchPrompt {
@@ -212,7 +196,7 @@ mod tests {
         What is the correct answer to this question: Which one?\nChoices:\nA: one\nB: two\nC: three\nD: four\n\n";
 
     /// The text of the first sample in a wording.
-    fn worded(content: Vec<u8>, wording: LongBenchPrompt) -> String {
+    fn text_in(content: Vec<u8>, wording: LongBenchPrompt) -> String {
         let mut fixture = Fixture::new(LongBenchV2, content);
         fixture.recipe.prompt = Some(wording);
         let train = fixture.open().unwrap().train;
@@ -231,7 +215,7 @@ mod tests {
         assert_eq!(batch.num_targets(), 2);
         let mut odd = record("C");
         odd["context"] = "\u{1c}a $Q$ {question}\u{a0}".into();
-        let of = |wording| worded(json(std::slice::from_ref(&odd)), wording);
+        let of = |wording| text_in(json(std::slice::from_ref(&odd)), wording);
         let read = "Please read the following text and answer the question below.\n\n<text>\n";
         let asked = "What is the correct answer to this question:";
         let format = "Format your response as follows: \"The correct answer is (insert answer here)\".";
@@ -275,7 +259,7 @@ mod tests {
         fixture.recipe.max_prompt_tokens = Some(21);
         let plain = fixture.open().unwrap().train.question(0).unwrap();
         let text = tokenizer().decode(&plain.prompt).unwrap();
-        let whole = tokenizer().encode(&worded(json(&[record("C")]), LongBenchPrompt::Upstream)).unwrap();
+        let whole = tokenizer().encode(&text_in(json(&[record("C")]), LongBenchPrompt::Upstream)).unwrap();
         let ids = tokenizer().encode(&text).unwrap();
         assert!(ids.len() <= 22 && ids[..9] == whole[..9], "{text}");
         assert!(text.ends_with("answer here)\"."), "{text}");

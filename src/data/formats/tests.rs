@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::data::faults::RowFault;
 use crate::data::fixtures::{Fixture, tokenizer};
-use crate::data::{SurveyedPart, Targets, survey};
+use crate::data::{SplitName, Targets, survey};
 use crate::recipe::{Boundary, DataFormat, HelmetFamily, OnBadRow, OnTooLong, TemplateChoice, TrainOn, ValidationSource};
 use proptest::prelude::*;
 
@@ -18,7 +18,7 @@ fn told(row: &Value, family: Option<HelmetFamily>) -> (String, String, Vec<Strin
     fixture.recipe.family = family;
     fixture.recipe.format = family.map(|_| DataFormat::Helmet);
     let splits = fixture.open().unwrap();
-    assert_eq!(splits.report.files[0].format.is_some(), family.is_none());
+    assert_eq!(splits.files[0].format.is_some(), family.is_none());
     let question = splits.train.question(0).unwrap();
     let inputs = &splits.train.batch(&[0]).unwrap().sequences[0].inputs;
     let text = |ids: &[u32]| tokenizer().decode(ids).unwrap();
@@ -30,10 +30,7 @@ fn all_of_a_text_is_trained() {
     let mut fixture = Fixture::new(DataFormat::Text, lines(&[json!({"text": "the cache holds"}), json!({"text": "key"})]));
     fixture.recipe.format = None;
     let splits = fixture.open().unwrap();
-    assert_eq!(
-        splits.report.files[0].format.as_deref().map(|told| told.starts_with("`text` by the fields `text` of ")),
-        Some(true)
-    );
+    assert_eq!(splits.files[0].format.as_deref().map(|told| told.starts_with("`text` by the fields `text` of ")), Some(true));
     let sequence = splits.train.batch(&[0]).unwrap().sequences.swap_remove(0);
     let ids = tokenizer().encode("the cache holds").unwrap();
     assert_eq!(sequence.inputs, ids);
@@ -189,7 +186,7 @@ fn bad_rows_are_listed_or_left_out() {
     assert_eq!(error.lines().count(), 11);
     fixture.recipe.on_bad_row = OnBadRow::Drop;
     let splits = fixture.open().unwrap();
-    assert_eq!((splits.train.len(), splits.report.files[0].bad, splits.report.files[0].rows), (15, 15, 30));
+    assert_eq!((splits.train.len(), splits.files[0].bad, splits.files[0].rows), (15, 15, 30));
     fixture.write("train.jsonl", "{\n\n{");
     assert!(fixture.error().starts_with("2 of 2 rows of the data files cannot be read:\n  `train.jsonl:1` is not JSON"));
 }
@@ -223,7 +220,7 @@ proptest! {
         fixture.recipe.split_overlap = if OnTooLong::ALL[too_long] == OnTooLong::Split { overlap } else { 0 };
         fixture.recipe.train_on_prompt = is_all;
         let (mut bad, mut too_long, mut outcomes) = (0, 0, Vec::new());
-        let survey = survey(&fixture.request(Some(&tokenizer())), SurveyedPart::Train, false, &mut |row| {
+        let survey = survey(&fixture.request(Some(&tokenizer())), SplitName::Train, false, &mut |row| {
             match &row.sample {
                 Ok(sample) => outcomes.push(sample.outcome.clone()),
                 Err(error) if error.payload::<RowFault>().is_some_and(|row| row.is_too_long) => too_long += 1,
@@ -231,25 +228,24 @@ proptest! {
             }
             Ok(())
         }).unwrap();
-        let counts = &survey.counts;
         prop_assert_eq!(bad + too_long + outcomes.len(), rows.len());
         prop_assert_eq!(bad, rows.iter().filter(|row| row.1 < 2).count());
-        prop_assert_eq!((counts.rows(), counts.bad(), counts.too_long), (rows.len(), bad, too_long));
-        prop_assert_eq!(counts.samples.used(), outcomes.iter().filter(|outcome| outcome.is_used()).count());
-        prop_assert_eq!(counts.samples.used() + counts.samples.left_out() + bad + too_long, rows.len());
-        prop_assert_eq!(counts.lengths.iter().sum::<usize>(), outcomes.len());
+        prop_assert_eq!((survey.rows(), survey.bad(), survey.too_long), (rows.len(), bad, too_long));
+        prop_assert_eq!(survey.samples.used(), outcomes.iter().filter(|outcome| outcome.is_used()).count());
+        prop_assert_eq!(survey.samples.used() + survey.samples.left_out() + bad + too_long, rows.len());
+        prop_assert_eq!(survey.lengths.iter().sum::<usize>(), outcomes.len());
         match fixture.open() {
             Ok(splits) => {
-                let report = &splits.report.files[0];
+                let report = &splits.files[0];
                 prop_assert!(too_long == 0 && (bad == 0 || is_dropped));
-                prop_assert_eq!((report.rows, report.bad, &report.samples), (rows.len(), bad, &counts.samples));
+                prop_assert_eq!((report.rows, report.bad, &report.samples), (rows.len(), bad, &survey.samples));
                 prop_assert_eq!(report.bad + report.samples.left_out() + report.samples.used(), report.rows);
                 let run = splits.train.len() + splits.validation.as_ref().map_or(0, crate::data::Dataset::len);
-                prop_assert_eq!((splits.report.train + splits.report.validation, report.samples.used() - report.samples.split + report.samples.windows), (run, run));
+                prop_assert_eq!(report.samples.used() - report.samples.split + report.samples.windows, run);
                 prop_assert_eq!(splits.rest.as_ref().map_or(0, crate::data::Dataset::len), report.samples.left_out());
-                prop_assert_eq!(counts.duplicates, report.duplicates);
+                prop_assert_eq!(survey.duplicates, report.duplicates);
             }
-            Err(error) => prop_assert_eq!(error.to_string(), survey.counts.verdict(&survey.source).unwrap_err().to_string()),
+            Err(error) => prop_assert_eq!(error.to_string(), survey.verdict().unwrap_err().to_string()),
         }
     }
 }
@@ -262,7 +258,7 @@ fn columns_that_people_have_are_the_fields_of_a_format() {
         fixture.recipe.chat.chat_template = Some(TemplateChoice("{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>' }}{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}".to_owned()));
         let splits = fixture.open().map_err(|error| (error.to_string(), error.hint().unwrap_or_default()))?;
         let inputs = &splits.train.batch(&[0]).unwrap().sequences[0].inputs;
-        Ok::<_, (String, String)>((splits.report.files[0].format.clone().unwrap(), tokenizer().decode(inputs).unwrap()))
+        Ok::<_, (String, String)>((splits.files[0].format.clone().unwrap(), tokenizer().decode(inputs).unwrap()))
     };
     let pairs =
         [("question", "answer"), ("instruction", "response"), ("input", "output"), ("query", "response"), ("prompt", "answer")];
@@ -376,6 +372,6 @@ fn empty_prompts_and_completions_are_counted() {
     // Read anew, from the token cache, and divided into two parts.
     for validation in [0.0, 0.0, 0.5] {
         fixture.recipe.validation = ValidationSource::Fraction(validation);
-        assert_eq!(fixture.open().unwrap().report.warnings, warnings);
+        assert_eq!(fixture.open().unwrap().warnings, warnings);
     }
 }

@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(batch.sequences[0].inputs, [5, 6, 7]);
         assert_eq!(batch.sequences[0].targets, Targets::NextToken(vec![IGNORE, 7, 8]));
         assert_eq!(batch.sequences[1].targets, Targets::NextToken(vec![9]));
-        assert_eq!(splits.report.files[0].origin, "pre-tokenised");
+        assert_eq!(splits.files[0].origin, "pre-tokenised");
     }
 
     /// Its `ForSequenceClassification` takes the rightmost token that is not `pad_token_id`, or the first.

@@ -1,7 +1,7 @@
 //! Files of any kind as rows: JSON objects that know where they stand, one at a time.
 //!
 //! [`each`] walks one file; which kind it is its first bytes tell, and its name where they do not. What is wrong with one row is handed
-//! over in its place, and the walk goes on; what is wrong with the file ends it. [`Sources`] finds the files.
+//! over in its place, and the walk goes on; what is wrong with the file ends it. [`find`] finds the files.
 
 mod arrow_rows;
 mod arrow_values;
@@ -25,7 +25,8 @@ use crate::recipe::DataRecipe;
 use crate::units::Fault;
 use input::Kind;
 pub(super) use row::{DataRow, ENOUGH, Sink, class, kind};
-pub(super) use sources::{SourceFiles, SplitName, find};
+pub use sources::SplitName;
+pub(super) use sources::find;
 
 /// Hands over the rows of a file in their order. No more than a few rows are in memory. Of the recipe its longest line and its columns count.
 ///

@@ -23,7 +23,7 @@ const ABOUT_FOLDER: [&str; 7] = ["readme", "license", "licence", "notice", "cita
 
 /// A split, as files and folders bear its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::data) enum SplitName {
+pub enum SplitName {
     Train,
     Validation,
     Test,
@@ -52,51 +52,40 @@ impl fmt::Display for SplitName {
     }
 }
 
-/// Files in the order in which they are read.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::data) struct SourceFiles {
-    pub(in crate::data) files: Vec<PathBuf>,
-    /// What was left out of folders, in words.
-    pub(in crate::data) notes: Vec<String>,
-}
-
-/// The files behind paths.
+/// The files behind paths, in the order in which they are read. What is left out of folders is added to `notes`, in words.
 ///
 /// # Errors
 /// One of them is not there, matches nothing, lacks a shard, or stands for a file that stands there already.
-pub(in crate::data) fn find(paths: &[PathBuf], wanted: SplitName) -> Result<SourceFiles, Fault> {
-    let mut found = SourceFiles::default();
+pub(in crate::data) fn find(paths: &[PathBuf], wanted: SplitName, notes: &mut Vec<String>) -> Result<Vec<PathBuf>, Fault> {
+    let mut files = Vec::new();
     for path in paths {
         let is_pattern = !path.exists() && path.to_string_lossy().contains(['*', '?', '[']);
         if is_pattern {
             let (about, others): (Vec<_>, Vec<_>) = matches(path)?.into_iter().partition(|path| describes_folder(path));
-            let read = if others.is_empty() { &about } else { &others };
-            read.iter().try_for_each(|matched| add(matched, wanted, &mut found))?;
+            for matched in if others.is_empty() { &about } else { &others } {
+                files.extend(files_at(matched, wanted, notes)?);
+            }
             if !about.is_empty() && !others.is_empty() {
                 let about = names(&about.iter().collect::<Vec<_>>());
-                found.notes.push(format!("of the pattern `{}` {about} is not read: it describes the others", path.display()));
+                notes.push(format!("of the pattern `{}` {about} is not read: it describes the others", path.display()));
             }
         } else {
-            add(path, wanted, &mut found)?;
+            files.extend(files_at(path, wanted, notes)?);
         }
     }
     let mut seen = HashSet::new();
-    for file in &found.files {
+    for file in &files {
         let real = file.canonicalize().map_err(faults::read(file))?;
         if !seen.insert(real) {
             return Err(faults::bad_source(file, "it would be read twice"));
         }
     }
-    Ok(found)
+    Ok(files)
 }
 
-fn add(path: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(), Fault> {
-    if std::fs::metadata(path).map_err(faults::read(path))?.is_dir() {
-        folder(path, wanted, found)
-    } else {
-        found.files.push(path.to_path_buf());
-        Ok(())
-    }
+fn files_at(path: &Path, wanted: SplitName, notes: &mut Vec<String>) -> Result<Vec<PathBuf>, Fault> {
+    let is_folder = std::fs::metadata(path).map_err(faults::read(path))?.is_dir();
+    if is_folder { folder(path, wanted, notes) } else { Ok(vec![path.to_path_buf()]) }
 }
 
 fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Fault> {
@@ -107,10 +96,9 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Fault> {
     if paths.is_empty() { Err(bad("no file matches it".to_owned())) } else { Ok(paths) }
 }
 
-fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(), Fault> {
+fn folder(folder: &Path, wanted: SplitName, notes: &mut Vec<String>) -> Result<Vec<PathBuf>, Fault> {
     if let Some(files) = saved_files(folder, wanted)? {
-        found.files.extend(files);
-        return Ok(());
+        return Ok(files);
     }
     let entries = entries(folder)?;
     let mut files: Vec<&PathBuf> = entries.iter().filter(|path| is_rows(path)).collect();
@@ -124,8 +112,8 @@ fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(
         if let Some(inner) = inner
             && (files.is_empty() || self::entries(inner)?.iter().any(|path| is_rows(path)))
         {
-            found.notes.extend(left_out(folder, &format!("the folder `{}`", name(inner)), &entries, &[inner]));
-            return self::folder(inner, wanted, found);
+            notes.extend(left_out(folder, &format!("the folder `{}`", name(inner)), &entries, &[inner]));
+            return self::folder(inner, wanted, notes);
         }
         if files.is_empty() {
             let only = format!(", only the folders {}: name the one to read", self::names(&folders));
@@ -146,9 +134,8 @@ fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(
         files.retain(|path| split_of_shard(&name(path)).is_none_or(|split| split == splits[at]));
     }
     all_shards(folder, &files)?;
-    found.notes.extend(left_out(folder, &format!("the split `{wanted}`"), &entries, &files));
-    found.files.extend(files.into_iter().cloned());
-    Ok(())
+    notes.extend(left_out(folder, &format!("the split `{wanted}`"), &entries, &files));
+    Ok(files.into_iter().cloned().collect())
 }
 
 /// Which of some names is that of a split: the one that is just called so, or the only one that says so.

@@ -21,9 +21,9 @@ fn folder(names: &[&str]) -> tempfile::TempDir {
 fn found(dir: &Path, paths: &[&str], split: SplitName) -> Result<Vec<String>, String> {
     let words = |text: String| text.replace(&format!("{}/", dir.display()), "").replace(&dir.display().to_string(), ".");
     let paths: Vec<PathBuf> = paths.iter().map(|path| dir.join(path)).collect();
-    let found = find(&paths, split).map_err(|error| words(error.to_string()))?;
-    let files = found.files.iter().map(|file| file.display().to_string());
-    Ok(files.chain(found.notes.clone()).map(words).collect())
+    let mut notes = Vec::new();
+    let files = find(&paths, split, &mut notes).map_err(|error| words(error.to_string()))?;
+    Ok(files.iter().map(|file| file.display().to_string()).chain(notes).map(words).collect())
 }
 
 #[test]
