@@ -24,9 +24,10 @@ fn main() {
     for parser in parsers::parsers().iter().filter(|parser| after("--only").is_none_or(|only| only == parser.name)) {
         parser.check_seeds();
         // Of each parser its own, not hidden by what those before it took.
-        let (began, was_reset, before) = (Instant::now(), reset_peak(), resident().unwrap().0);
+        reset_peak();
+        let (began, before) = (Instant::now(), resident().unwrap().0);
         let faults: Vec<String> = (0..files).filter_map(|number| parser.fault(number)).collect();
-        let (good, more) = (files - faults.len() as u64, peak(was_reset).unwrap().resident.0.saturating_sub(before));
+        let (good, more) = (files - faults.len() as u64, peak().unwrap().0.saturating_sub(before));
         println!("{good}/{files}  {}  {:.1} s, {} MiB", parser.name, began.elapsed().as_secs_f64(), more >> 20);
         faults.iter().take(10).for_each(|fault| println!("    {fault}"));
         has_failed |= !faults.is_empty() || more > MAX_MEMORY;

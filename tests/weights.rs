@@ -39,11 +39,11 @@ fn check((name, load): Backend, dir: &Path) {
     let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
     drop(Model::load(&small, Dtype::Bf16, Device::Cpu).unwrap());
     let before = resident().unwrap().0;
-    let was_reset = reset_peak();
+    reset_peak();
     let meter = AllocationMeter::start(Device::Cpu).unwrap();
     let model = load(dir);
     let (tensors, _) = meter.read();
-    let resident = peak(was_reset).unwrap().resident.0.saturating_sub(before);
+    let resident = peak().unwrap().0.saturating_sub(before);
     let weights = 4 * model.config().num_parameters() as u64;
     println!("{name}: weights {weights} bytes, {tensors:?}, {resident} resident");
     assert_eq!(tensors.live as u64, weights, "{name}: what stays");
