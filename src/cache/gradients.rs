@@ -52,11 +52,11 @@ impl CacheGrads {
 
 impl Undo {
     /// Takes the sums of the chunk's own entries, which are complete, out of sums that travel with the entries of a layer as their gradient
-    /// does, and moves the rest to where the entries stood before the chunk was written; the sum of an evicted entry begins at zero.
+    /// does, and moves the rest in place to where the entries stood before the chunk was written; the sum of an evicted entry begins at zero.
     ///
     /// # Shapes
     /// `(B, G, C, ·)` in; `(B, G, n, ·)` out, by columns of the region.
-    pub fn unwind_sums(&self, sums: &Tensor) -> Tensor {
+    pub fn unwind_sums(&self, sums: &mut Tensor) -> Tensor {
         unwind_one(sums, self)
     }
 }

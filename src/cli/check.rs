@@ -69,7 +69,8 @@ impl Check {
         let kinds: Vec<String> = kinds.iter().map(|(kind, numbers)| format!("{kind} {numbers}")).collect();
         let stages = Schedule::new(engine.settings(), &plan, trained.first_layer());
         let mut table = table(&recipe, &config, &plan, &stages, &schedule, &kinds.join(", "));
-        let waits = (recipe.train.offload != Offload::None).then(|| waiting_parts(&recipe, engine.settings(), &config));
+        let waits = (recipe.train.offload != Offload::None)
+            .then(|| waiting_parts(&recipe, engine.settings(), &config, trained.first_layer()));
         table.figure("waits on the host", waits);
         if let Some(evictions) = ExpectedEvictions::new(&recipe, engine.settings(), data.train.lengths()) {
             evictions.warning().iter().for_each(|warning| console::warning(warning));
@@ -121,7 +122,8 @@ fn notes(recipe: &Recipe, settings: &Settings, config: &ModelConfig, first_train
         let words = format!("{}; `kvtune verify` says how near it comes on yours", not_exact(form));
         note(true, &format!("`{key} = \"{form}\"`"), &words);
     }
-    let rounds = grad.on_out_of_memory == OnOutOfMemory::Retreat && train::ends_rounding(grad, config.num_layers());
+    let rounds =
+        grad.on_out_of_memory == OnOutOfMemory::Retreat && train::ends_rounding(grad, &(first_trained..config.num_layers()));
     let words = "if a step fits no other way, it and all that follow are made with layer checkpoints in int8; then";
     note(rounds, "`grad.on_out_of_memory = \"retreat\"`", &format!("{words} {}", not_exact(StoreForm::Int8)));
     let unties = |lora: &LoraRecipe| !lora.modules_to_save.iter().all(|name| name.ends_with("norm"));
@@ -250,14 +252,17 @@ fn numerics(recipe: &Recipe) -> String {
 }
 
 /// What of weights and optimiser waits on the host, where a GPU computes.
-fn waiting_parts(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> String {
+fn waiting_parts(recipe: &Recipe, settings: &Settings, config: &ModelConfig, first_trained: usize) -> String {
     let state = "the optimiser's state".to_owned();
     if recipe.train.offload != Offload::Weights {
         return state;
     }
     let bytes = |numbers: usize| Bytes((numbers * kind_of(recipe.model.dtype).elt_size_in_bytes()) as u64);
-    let of_bands: Vec<usize> =
-        settings.layer_bands().into_iter().map(|band| band.map(|layer| config.num_layer_parameters(layer)).sum()).collect();
+    let of_bands: Vec<usize> = settings
+        .layer_bands(first_trained)
+        .into_iter()
+        .map(|band| band.map(|layer| config.num_layer_parameters(layer)).sum())
+        .collect();
     let (all, in_flight) = (of_bands.iter().sum(), of_bands.windows(2).map(|pair| pair[0] + pair[1]).max());
     let Some(in_flight) = in_flight else {
         return format!(

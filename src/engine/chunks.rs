@@ -231,8 +231,9 @@ fn columns(spans: &[ChunkSpan], cuts: &Cuts, width: ColumnWidth) -> Vec<Range<us
 }
 
 /// Layer bands: groups of `layers_per_cell` consecutive layers, bottom first.
-pub(super) fn layer_bands(num_layers: usize, layers_per_cell: usize) -> Vec<Range<usize>> {
-    (0..num_layers).step_by(layers_per_cell.max(1)).map(|l| l..(l + layers_per_cell.max(1)).min(num_layers)).collect()
+pub(super) fn layer_bands(layers: Range<usize>, layers_per_cell: usize) -> Vec<Range<usize>> {
+    let end = layers.end;
+    layers.step_by(layers_per_cell.max(1)).map(|l| l..l.saturating_add(layers_per_cell.max(1)).min(end)).collect()
 }
 
 #[cfg(test)]
@@ -250,7 +251,7 @@ mod tests {
         assert_eq!(plan.columns, [0..2, 2..4, 4..5, 5..6], "who has ended is in no further column");
         assert_eq!(plan.num_tokens_run(), 92);
         assert_eq!(plan.tokens(&plan.columns[1]), (20, 12));
-        assert_eq!(layer_bands(7, 3), [0..3, 3..6, 6..7]);
+        assert_eq!(layer_bands(0..7, 3), [0..3, 3..6, 6..7]);
     }
 
     fn lengths_of(cuts: &Cuts, total: usize) -> Vec<usize> {
@@ -380,7 +381,7 @@ mod tests {
 
         #[test]
         fn rows_tile_the_layers_once(layers in 1usize..60, per_cell in 1usize..70) {
-            let flat: Vec<usize> = layer_bands(layers, per_cell).into_iter().flatten().collect();
+            let flat: Vec<usize> = layer_bands(0..layers, per_cell).into_iter().flatten().collect();
             prop_assert_eq!(flat, (0..layers).collect::<Vec<_>>());
         }
     }

@@ -41,17 +41,16 @@ impl<'a> StepRun<'a> {
         let plan = engine.settings.plan(batch, context.and_then(|c| c.chunk_sizes))?;
         try_attention(model, observer);
         let trace = begin(engine, model, batch, context, plan)?;
-        let run = Self::new(engine, model, trace, context, observer);
-        if engine.settings.keeps_attention_outputs() && context.is_some() {
-            let store = &engine.stores.attention_outputs;
-            let layers = run.trace.session.layers.iter().skip(run.schedule.first_layer());
-            layers.for_each(|layer| locked(layer).outputs = Some(KeptOutputs::new(store.clone())));
-        }
-        Ok(run)
+        Ok(Self::new(engine, model, trace, context, observer))
     }
 
     /// The forward phase; `sink`, where there is one, is handed every column's last hidden states.
     pub(super) fn forward(mut self, mut sink: Option<HiddenSink<'_>>) -> Result<ForwardTrace, Fault> {
+        if self.engine.settings.keeps_attention_outputs() {
+            let store = &self.engine.stores.attention_outputs;
+            let layers = self.trace.session.layers.iter().skip(self.schedule.first_layer());
+            layers.for_each(|layer| locked(layer).outputs = Some(KeptOutputs::new(store.clone())));
+        }
         let mut hidden = Tensor::new();
         for stage in self.schedule.forward() {
             match stage {
@@ -64,7 +63,9 @@ impl<'a> StepRun<'a> {
                 }
                 ForwardStage::Head(c) => {
                     self.emit(Event::Head { column: self.trace.column(c) })?;
-                    self.trace.top[c] = self.head(c, &hidden)?.as_ref().map(Waiting::send);
+                    let gradient = self.head(c, &hidden)?;
+                    // Where nothing of the layers is trained nobody waits for it.
+                    self.trace.top[c] = gradient.filter(|_| self.schedule.size().0 > 0).as_ref().map(Waiting::send);
                 }
             }
         }

@@ -18,13 +18,15 @@ impl PassOrder {
         if !model.has_waiting_layers() {
             return;
         }
-        let bands = settings.layer_bands();
+        let first_trained = model.first_trained_layer();
+        let bands = settings.layer_bands(first_trained);
         let Some(at) = bands.iter().position(|band| band.contains(&layer)) else { return };
         let is_top = at + 1 == bands.len();
         let next = match self {
             Self::Up if is_top => Some(0),
             Self::Up | Self::UpAndBack if !is_top => Some(at + 1),
-            _ => at.checked_sub(1),
+            // The backward phase ends at the lowest trained layer.
+            _ => at.checked_sub(1).filter(|below| bands[*below].start >= first_trained),
         };
         model.bring_layers(bands[at].clone(), next.map(|next| bands[next].clone()));
     }

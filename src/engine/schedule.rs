@@ -81,7 +81,7 @@ impl Schedule {
         0..(0..self.bands.len()).take_while(|&band| self.is_kept(band, column)).count()
     }
 
-    /// The lowest layer of the backward phase; the number of layers where it has none.
+    /// The lowest layer of the backward phase; `usize::MAX` where it has none.
     pub fn first_layer(&self) -> usize {
         self.bands.last().map_or(usize::MAX, |band| band.start)
     }
@@ -108,7 +108,7 @@ impl Schedule {
         (0..self.num_columns).map(|column| self.kept_bands(column).len()).sum()
     }
 
-    /// The lowest layer whose graph is kept of a column; the number of layers where none is.
+    /// The lowest layer whose graph is kept of a column. Where none is: the number of layers, or `usize::MAX` without a backward phase.
     pub fn first_kept_layer(&self, column: usize) -> usize {
         let layers = self.bands.first().map_or(usize::MAX, |top| top.end);
         self.kept_bands(column).last().map_or(layers, |band| self.bands[band].start)

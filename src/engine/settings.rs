@@ -180,15 +180,15 @@ impl Settings {
         &*self.policies[layer]
     }
 
-    /// Layer bands, as ranges of layers, bottom first.
-    pub fn layer_bands(&self) -> Vec<Range<usize>> {
-        chunks::layer_bands(self.policies.len(), self.grad.layers_per_cell)
+    /// Layer bands, as ranges of layers, bottom first: of the layers below `first_trained`, and of the others.
+    pub fn layer_bands(&self, first_trained: usize) -> Vec<Range<usize>> {
+        let bands = |layers| chunks::layer_bands(layers, self.grad.layers_per_cell);
+        [bands(0..first_trained), bands(first_trained..self.policies.len())].concat()
     }
 
     /// The layer bands that the backward phase differentiates, without the layers below `first_trained`; bottom first.
     pub(super) fn trained_bands(&self, first_trained: usize) -> Vec<Range<usize>> {
-        let bands = self.layer_bands().into_iter().map(|band| band.start.max(first_trained)..band.end);
-        bands.filter(|band| !band.is_empty()).collect()
+        self.layer_bands(first_trained).into_iter().filter(|band| band.start >= first_trained).collect()
     }
 
     /// The caches that have a fixed size under the recipe's policy.

@@ -68,12 +68,12 @@ mod tests {
 
     #[test]
     fn loss_and_gradient_are_those_of_plain_autograd() {
-        for (weight, temperature, k) in [(0.5, 1.0, 3), (1.0, 2.0, 1), (0.25, 0.7, 5), (0.0, 1.0, 2), (0.9, 1.5, 11)] {
+        for (share, temperature, k) in [(0.5, 1.0, 3), (1.0, 2.0, 1), (0.25, 0.7, 5), (0.0, 1.0, 2), (0.9, 1.5, 11)] {
             let (n, v) = (6, 11);
             let (soft, all_nv) = teacher(n, v, k);
             let leaf = (Tensor::randn([n, v], OPTIONS) * 4.0).set_requires_grad(true);
             let target = Tensor::randint(v, [n], (Kind::Int64, Device::Cpu));
-            let found = losses(&leaf.detach(), &target, &soft, weight, temperature, Some(0.3));
+            let found = losses(&leaf.detach(), &target, &soft, share, temperature, Some(0.3));
 
             // In a vocabulary of the teacher's tokens and one that stands for all others, plain KL.
             let q_nv = (&leaf / temperature).softmax(-1, None);
@@ -87,10 +87,10 @@ mod tests {
                 (&p * (p.log() - q.log())).sum_dim_intlist(&[-1i64][..], false, Kind::Double)
             };
             let ce_n = leaf.cross_entropy_loss::<Tensor>(&target, None, tch::Reduction::None, -100, 0.0);
-            let loss_n = ce_n * (1.0 - weight) + kl_n * (weight * temperature * temperature);
+            let loss_n = ce_n * (1.0 - share) + kl_n * (share * temperature * temperature);
             (loss_n.sum(Kind::Double) * 0.3).backward();
-            assert!(found.loss_and_correct_2n.get(0).allclose(&loss_n, 1e-12, 1e-12, false), "{weight} {temperature} {k}");
-            assert!(found.gradient_nk.unwrap().allclose(&leaf.grad(), 1e-11, 1e-13, false), "{weight} {temperature} {k}");
+            assert!(found.loss_and_correct_2n.get(0).allclose(&loss_n, 1e-12, 1e-12, false), "{share} {temperature} {k}");
+            assert!(found.gradient_nk.unwrap().allclose(&leaf.grad(), 1e-11, 1e-13, false), "{share} {temperature} {k}");
         }
     }
 

@@ -54,8 +54,10 @@ pub fn host_name() -> String {
     fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim_end().to_owned()
 }
 
-/// With what c10d said of an error on one line.
-fn said<T>(done: Result<T, BackwardError>) -> Result<T, String> {
+/// What c10d or NCCL said, on one line.
+pub(super) type Said<T> = Result<T, String>;
+
+fn said<T>(done: Result<T, BackwardError>) -> Said<T> {
     done.map_err(|BackwardError(text)| {
         let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("no reason is given");
         // Gloo begins with the place in its own source.
@@ -68,7 +70,7 @@ fn millis(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX / 1_000_000)
 }
 
-fn zero_ended(text: &str) -> Result<CString, String> {
+fn zero_ended(text: &str) -> Said<CString> {
     CString::new(text).map_err(|_| format!("`{}` holds a zero byte", text.escape_debug()))
 }
 
@@ -85,7 +87,7 @@ unsafe impl Sync for SharedStore {}
 impl SharedStore {
     /// Connects with the store at `host`, or serves it by `listener` and connects with that. `timeout` is for this and for
     /// each [`get`](Self::get).
-    pub fn open(host: &str, port: u16, listener: Option<TcpListener>, timeout: Duration) -> Result<Self, String> {
+    pub fn open(host: &str, port: u16, listener: Option<TcpListener>, timeout: Duration) -> Said<Self> {
         let host = zero_ended(host)?;
         let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);
         // SAFETY: a string that ends with a zero, a socket that is given away, and room for a pointer.
@@ -93,14 +95,14 @@ impl SharedStore {
         said(store).map(Self)
     }
 
-    pub fn set(&self, key: &str, value: &[u8]) -> Result<(), String> {
+    pub fn set(&self, key: &str, value: &[u8]) -> Said<()> {
         let key = zero_ended(key)?;
         // SAFETY: a store that is open, a string that ends with a zero, and bytes that are only read.
         said(check(unsafe { kvtune_store_set(self.0, key.as_ptr(), value.as_ptr(), value.len()) }))
     }
 
     /// Reads a key; waits until it is there.
-    pub fn get(&self, key: &str) -> Result<Vec<u8>, String> {
+    pub fn get(&self, key: &str) -> Said<Vec<u8>> {
         let (key, mut bytes, mut count) = (zero_ended(key)?, null(), 0);
         // SAFETY: a store that is open, a string that ends with a zero, and room for a pointer and a count.
         said(check(unsafe { kvtune_store_get(self.0, key.as_ptr(), &raw mut bytes, &raw mut count) }))?;
@@ -109,13 +111,13 @@ impl SharedStore {
     }
 
     /// Adds to a number, which begins at 0; returns what it is then.
-    pub fn add(&self, key: &str, by: i64) -> Result<i64, String> {
+    pub fn add(&self, key: &str, by: i64) -> Said<i64> {
         let key = zero_ended(key)?;
         // SAFETY: a store that is open, a string that ends with a zero, and room for a number.
         said(written(0, |sum| unsafe { kvtune_store_add(self.0, key.as_ptr(), by, sum) }))
     }
 
-    pub fn has(&self, key: &str) -> Result<bool, String> {
+    pub fn has(&self, key: &str) -> Said<bool> {
         let key = zero_ended(key)?;
         // SAFETY: a store that is open, a string that ends with a zero, and room for a number.
         said(written(0, |has| unsafe { kvtune_store_has(self.0, key.as_ptr(), has) })).map(|has| has != 0)
@@ -157,7 +159,7 @@ impl GlooGroup {
         interface: Option<&str>,
         address: &str,
         timeouts: GlooTimeouts,
-    ) -> Result<Self, String> {
+    ) -> Said<Self> {
         let (prefix, address) = (zero_ended(prefix)?, zero_ended(address)?);
         let interface = interface.map(zero_ended).transpose()?;
         let [interface, address] = [interface.as_ref(), Some(&address)].map(|name| name.map_or(null(), |name| name.as_ptr()));
@@ -175,13 +177,13 @@ impl GlooGroup {
     }
 
     /// Begins a sum over all ranks in the memory of `tensor`, on the host.
-    pub fn sum(&self, tensor: &Tensor) -> Result<GroupWork, String> {
+    pub fn sum(&self, tensor: &Tensor) -> Said<GroupWork> {
         // SAFETY: an open group and a tensor, whose memory the work keeps; room for a pointer.
         GroupWork::begun(|work| unsafe { kvtune_gloo_sum(self.group, pointer(tensor), self.timeout, work) })
     }
 
     /// Begins to overwrite `tensor` with that of the rank `from`.
-    pub fn broadcast(&self, tensor: &Tensor, from: usize) -> Result<GroupWork, String> {
+    pub fn broadcast(&self, tensor: &Tensor, from: usize) -> Said<GroupWork> {
         // SAFETY: as in `sum`.
         GroupWork::begun(|work| unsafe { kvtune_gloo_broadcast(self.group, pointer(tensor), from as c_int, self.timeout, work) })
     }
@@ -190,7 +192,7 @@ impl GlooGroup {
     ///
     /// # Shapes
     /// `input` is (n), `output` (ranks, n).
-    pub fn gather(&self, output: &Tensor, input: &Tensor) -> Result<GroupWork, String> {
+    pub fn gather(&self, output: &Tensor, input: &Tensor) -> Said<GroupWork> {
         // SAFETY: as in `sum`.
         GroupWork::begun(|work| unsafe { kvtune_gloo_gather(self.group, pointer(output), pointer(input), self.timeout, work) })
     }
@@ -204,13 +206,13 @@ pub trait PendingExchange {
 pub struct GroupWork(*mut c_void);
 
 impl GroupWork {
-    fn begun(begin: impl FnOnce(*mut *mut c_void) -> c_int) -> Result<Self, String> {
+    fn begun(begin: impl FnOnce(*mut *mut c_void) -> c_int) -> Said<Self> {
         said(written(null_mut(), begin)).map(Self)
     }
 }
 
 impl PendingExchange for GroupWork {
-    fn wait(&self, time: Duration) -> Result<bool, String> {
+    fn wait(&self, time: Duration) -> Said<bool> {
         // SAFETY: a work that was begun, and room for a number.
         said(written(0, |done| unsafe { kvtune_work_wait(self.0, millis(time).max(1), done) })).map(|done| done != 0)
     }

@@ -87,7 +87,7 @@ fn watch(pause: Duration, more: usize) {
         if !holds {
             held = None;
         } else if held.is_none() {
-            let Some(new) = hold_threads(more) else { return };
+            let Some(new) = SleepingThreads::new(more) else { return };
             held = Some(new);
         }
         before = (now, Instant::now());
@@ -136,18 +136,35 @@ impl LoadWatch {
     }
 }
 
-/// Holds threads of libgomp's asleep until what it returns is dropped; `None` where the system has not so many threads more for us: libgomp
-/// would end the process for it.
-fn hold_threads(count: usize) -> Option<Sender<()>> {
-    try_threads(count + 1).ok()?;
-    let (end, ended) = channel::<()>();
-    let hold = move || {
-        kvtune_hold_threads(count as c_uint + 1);
-        // Its pool ends with it.
-        let _ = ended.recv();
-    };
-    thread::Builder::new().name("kvtune-hold".to_owned()).spawn(hold).ok()?;
-    Some(end)
+/// Threads of libgomp's that sleep until this is dropped.
+#[derive(Debug)]
+struct SleepingThreads {
+    end: Option<Sender<()>>,
+    owner: Option<JoinHandle<()>>,
+}
+
+impl SleepingThreads {
+    /// `None` where the system has not so many threads more for us: libgomp would end the process for it.
+    fn new(count: usize) -> Option<Self> {
+        try_threads(count + 1).ok()?;
+        let (end, ended) = channel::<()>();
+        let hold = move || {
+            kvtune_hold_threads(count as c_uint + 1);
+            // Its pool ends with it.
+            let _ = ended.recv();
+        };
+        let owner = thread::Builder::new().name("kvtune-hold".to_owned()).spawn(hold).ok()?;
+        Some(Self { end: Some(end), owner: Some(owner) })
+    }
+}
+
+impl Drop for SleepingThreads {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(owner) = self.owner.take() {
+            let _ = owner.join();
+        }
+    }
 }
 
 #[cfg(test)]
@@ -212,7 +229,7 @@ mod tests {
             return;
         }
         // Threads inherit the name of who makes them.
-        let held = hold_threads(3).unwrap();
+        let held = SleepingThreads::new(3).unwrap();
         wait_until(|| num_threads("kvtune-hold") == 4);
         drop(held);
         wait_until(|| num_threads("kvtune-hold") == 0);

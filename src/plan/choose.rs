@@ -188,7 +188,8 @@ impl Planner<'_> {
     /// than `enough` operations.
     fn with_graphs(&self, mut most: Alternative, keep_graph: KeepGraph, enough: f64) -> Result<Alternative, Fault> {
         let is_closed = keep_graph != KeepGraph::Auto || self.recipe.train.offload == Offload::Weights;
-        if is_closed || most.kept > 0 || !most.fits {
+        let has_cells = most.cells.0 > 0;
+        if is_closed || !has_cells || most.kept > 0 || !most.fits {
             return Ok(most);
         }
         let none = most.clone();
@@ -268,8 +269,8 @@ impl Planner<'_> {
 
     /// Shapes of cells, as far as they are open, with given stores.
     fn tilings(&self, grad: &GradRecipe, [layer_checkpoints, undo_log]: [StoreRecipe; 2]) -> Vec<GradRecipe> {
-        let layers =
-            if grad.is_open(OpenKey::LayersPerCell) { even(self.config.num_layers()) } else { vec![grad.layers_per_cell] };
+        let trained = self.config.num_layers() - self.trained.first_layer();
+        let layers = if grad.is_open(OpenKey::LayersPerCell) { even(trained.max(1)) } else { vec![grad.layers_per_cell] };
         let chunks = self.batch.max_len().div_ceil(self.kv.wanted_chunk_size());
         let widths: Vec<_> = if grad.is_open(OpenKey::ChunksPerCell) {
             doubling(chunks.clamp(1, MAX_CHUNKS_PER_CELL)).into_iter().map(Some).collect()

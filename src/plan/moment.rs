@@ -9,7 +9,7 @@ use crate::units::Bytes;
 pub enum StepPart {
     /// The forward phase, but for the head.
     Forward,
-    /// The loss and its gradient: in the forward phase, or in the cells where all layers are one band.
+    /// The loss and its gradient: in the forward phase, or in the cells where all trained layers are one band.
     Head,
     /// The second forward of layer bands below the top one.
     Replay,

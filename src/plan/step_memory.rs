@@ -58,6 +58,8 @@ pub(super) struct StepMemory<'a> {
     cells: Vec<Vec<CellMemory>>,
     /// By band from the top, and by column, of those to the left of it; one more than there are columns.
     running: Vec<Vec<CellSums>>,
+    /// Hidden states of the columns to the left of each, and of those among them that have targets.
+    hidden_before: Vec<[u64; 2]>,
     checkpoints: u64,
     undo: u64,
     tokens: u64,
@@ -75,6 +77,7 @@ impl<'a> StepMemory<'a> {
             columns: columns(spec, plan, targets),
             cells: Vec::new(),
             running: Vec::new(),
+            hidden_before: vec![[0; 2]],
             checkpoints: 0,
             undo: 0,
             tokens: 8 * (plan.len() * plan.num_sequences()) as u64,
@@ -84,6 +87,11 @@ impl<'a> StepMemory<'a> {
         };
         let (bands, columns) = memory.schedule.size();
         memory.cells = (0..bands).map(|band| (0..columns).map(|c| memory.cell_of(band, c)).collect()).collect();
+        for (c, column) in memory.columns.iter().enumerate() {
+            let [all, targeted] = memory.hidden_before[c];
+            let of_targets = if column.has_targets { column.hidden } else { 0 };
+            memory.hidden_before.push([all + column.hidden, targeted + of_targets]);
+        }
         memory.running = memory.cells.iter().map(|cells| CellSums::running(cells)).collect();
         let borders = |c: usize| (0..memory.layers.len()).filter(|&layer| memory.schedule.is_border(layer, c)).count() as u64;
         memory.checkpoints = (0..columns).map(|c| borders(c) * memory.columns[c].checkpoint).sum();
@@ -206,11 +214,7 @@ impl<'a> StepMemory<'a> {
         moment.add("caches", MemoryPlace::Device, self.layers.iter().map(|layer| layer.notes).sum());
         moment.add(GRAPHS, MemoryPlace::Device, self.sum(bands.clone(), 0..c, |sums| sums.graph));
         moment.add("resident undo entries", MemoryPlace::Device, self.sum(bands.clone(), 0..c + 1, |sums| sums.resident_undo));
-        moment.add(
-            "travelling gradients",
-            MemoryPlace::Host,
-            self.columns[..c].iter().filter(|column| self.came(0, column)).map(|column| column.hidden).sum(),
-        );
+        moment.add("travelling gradients", MemoryPlace::Host, self.came_before(0, c));
         if !copies_are_async(self.spec.device) {
             self.outputs(&mut moment, bands, 0..c + 1);
         }
@@ -262,10 +266,9 @@ impl<'a> StepMemory<'a> {
         moment.add(GRAPHS, MemoryPlace::Device, kept(|sums| sums.graph));
         moment.add("resident undo entries", MemoryPlace::Device, kept(|sums| sums.resident_undo));
         let continues = layers.start > self.schedule.first_layer() || self.spec.trains_embedding();
-        let travels = |(at, column): (usize, &PlannedColumn)| {
-            if at > c && continues || at <= c && self.came(band, column) { column.hidden } else { 0 }
-        };
-        moment.add("travelling gradients", MemoryPlace::Host, self.columns.iter().enumerate().map(travels).sum());
+        let [behind, all] = [c + 1, self.columns.len()].map(|end| self.hidden_before[end][0]);
+        let gone_on = if continues { all - behind } else { 0 };
+        moment.add("travelling gradients", MemoryPlace::Host, self.came_before(band, c + 1) + gone_on);
         if !copies_are_async(self.spec.device) {
             self.outputs(&mut moment, bands, 0..self.columns.len());
             self.outputs(&mut moment, band..band + 1, 0..c);
@@ -346,6 +349,18 @@ impl<'a> StepMemory<'a> {
     /// Whether a column's gradient waits for a band: that of the head, or of the band above.
     fn came(&self, band: usize, column: &PlannedColumn) -> bool {
         band > 0 || column.has_targets && !self.schedule.has_head_in_cells()
+    }
+
+    /// Gradients that wait for a band, of the columns before `end`; without bands nobody keeps them.
+    fn came_before(&self, band: usize, end: usize) -> u64 {
+        let [all, targeted] = self.hidden_before[end];
+        if band > 0 {
+            all
+        } else if self.cells.is_empty() || self.schedule.has_head_in_cells() {
+            0
+        } else {
+            targeted
+        }
     }
 
     fn growing(&self, layers: &Range<usize>) -> u64 {

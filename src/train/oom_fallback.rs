@@ -1,6 +1,8 @@
 //! What a run does where memory runs out: the same micro-batch once more with smaller cells and the same choices, if the recipe lets it,
 //! until nothing smaller is left.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::cache::ReplayLog;
@@ -93,7 +95,8 @@ impl Engine {
             }
             let plan = self.settings().plan(batch, context.chunk_sizes)?;
             let widest = plan.columns.iter().map(std::ops::Range::len).max().unwrap_or(1);
-            let Some(smaller) = smaller(self.settings().grad(), widest, model.config().num_layers()) else { return Err(error) };
+            let trained = model.first_trained_layer()..model.config().num_layers();
+            let Some(smaller) = smaller(self.settings().grad(), widest, &trained) else { return Err(error) };
             let reason = error.to_string();
             let reason = reason.lines().next().unwrap_or_default().trim_start_matches("out of memory: ");
             observer.note(&format!("out of memory ({reason}): this step again, and all that follow, with {}", smaller.tiling()));
@@ -127,8 +130,8 @@ impl Engine {
 
 /// The next smaller tiling: without graphs that are kept, half as wide, then half as high, then with outputs
 /// of attention that are computed again, then with rounded layer checkpoints.
-fn smaller(grad: &GradRecipe, widest: usize, num_layers: usize) -> Option<GradRecipe> {
-    let layers = grad.layers_per_cell.min(num_layers);
+fn smaller(grad: &GradRecipe, widest: usize, trained: &Range<usize>) -> Option<GradRecipe> {
+    let layers = grad.layers_per_cell.min(trained.len());
     let mut smaller = grad.clone();
     if grad.keep_graph != KeepGraph::None {
         smaller.keep_graph = KeepGraph::None;
@@ -138,7 +141,7 @@ fn smaller(grad: &GradRecipe, widest: usize, num_layers: usize) -> Option<GradRe
         smaller.layers_per_cell = layers.div_ceil(2);
     } else if grad.attention_outputs == AttentionOutputs::Keep {
         smaller.attention_outputs = AttentionOutputs::Recompute;
-    } else if ends_rounding(grad, num_layers) {
+    } else if ends_rounding(grad, trained) {
         smaller.layer_checkpoints.form = StoreForm::Int8;
     } else {
         return None;
@@ -146,9 +149,9 @@ fn smaller(grad: &GradRecipe, widest: usize, num_layers: usize) -> Option<GradRe
     Some(smaller)
 }
 
-/// Whether the last retreat rounds layer checkpoints, and the gradient with them.
-pub fn ends_rounding(grad: &GradRecipe, num_layers: usize) -> bool {
-    num_layers > 1 && grad.layer_checkpoints.form == StoreForm::Plain
+/// Whether the last retreat rounds layer checkpoints, and the gradient of the layers that are trained with them.
+pub fn ends_rounding(grad: &GradRecipe, trained: &Range<usize>) -> bool {
+    !trained.is_empty() && trained.end > 1 && grad.layer_checkpoints.form == StoreForm::Plain
 }
 
 #[cfg(test)]
@@ -177,10 +180,10 @@ mod tests {
         grad.keep_graph = KeepGraph::Cells(7);
         grad.attention_outputs = AttentionOutputs::Keep;
         let mut widest = 5;
-        grad = smaller(&grad, widest, 6).unwrap();
+        grad = smaller(&grad, widest, &(0..6)).unwrap();
         assert_eq!((grad.keep_graph, grad.chunks_per_cell), (KeepGraph::None, Some(4)));
         let mut seen = Vec::new();
-        while let Some(next) = smaller(&grad, widest, 6) {
+        while let Some(next) = smaller(&grad, widest, &(0..6)) {
             widest = next.chunks_per_cell.unwrap();
             assert_eq!(next.attention_outputs == AttentionOutputs::Keep, seen.len() < 5, "{next:?}");
             seen.push((widest, next.layers_per_cell, next.layer_checkpoints.form));
@@ -191,6 +194,12 @@ mod tests {
             seen,
             [(3, 3, plain), (2, 3, plain), (1, 3, plain), (1, 2, plain), (1, 1, plain), (1, 1, plain), (1, 1, int8)]
         );
+        // Of two trained layers a cell has two at most, though the recipe says more.
+        let narrow = GradRecipe { chunks_per_cell: Some(1), layers_per_cell: 6, ..GradRecipe::default() };
+        let of = |trained| smaller(&GradRecipe { keep_graph: KeepGraph::None, ..narrow.clone() }, 1, &trained);
+        assert_eq!(of(4..6).map(|next| next.layers_per_cell), Some(1));
+        assert_eq!(of(5..6).map(|next| next.layer_checkpoints.form), Some(int8));
+        assert!(of(6..6).is_none());
     }
 
     #[test]

@@ -24,8 +24,9 @@ impl ErrorBound {
         }
     }
 
-    /// The bounds of an engine's stores together, of a model that is trained from a layer on; `None` where its gradient is exact. The coarsest form decides: beside layer
-    /// checkpoints an undo log of the same form adds little, as it rounds keys and values that are gone for most queries.
+    /// The bounds of an engine's stores together, of a model that is trained from a layer on; `None` where its gradient is exact. The coarsest
+    /// form decides: beside layer checkpoints an undo log of the same form adds little, as it rounds keys and values that are gone for most
+    /// queries.
     pub fn of_stores(settings: &Settings, first_trained: usize) -> Option<Self> {
         let each = settings.inexact_stores(first_trained).into_iter().map(|(_, form)| Self::of(form));
         each.reduce(|a, b| Self {

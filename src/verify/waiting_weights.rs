@@ -44,8 +44,10 @@ fn model(case: &Case, waits: bool) -> Model {
 fn weights_that_wait_on_the_host_give_the_very_gradients() {
     const DORA: Case = Case { name: "lengths of rows", beside: Beside::Magnitudes, layers_per_cell: 2, ..PLAIN };
     const NARROW: Case = Case { name: "all weights in bf16", kind: Kind::BFloat16, trains: Trains::AllTied, lora: &[], ..PLAIN };
+    const UPPER: Case = Case { name: "upper layers", layers: &[1, 2], ..PLAIN };
+    const HEAD: Case = Case { name: "nothing of the layers", lora: &["lm_head"], ..PLAIN };
     let narrow = |family: Case| Case { kind: NARROW.kind, trains: NARROW.trains, lora: NARROW.lora, ..family };
-    for case in COPIED.iter().chain([&DORA, &NARROW, &GPT_OSS, &narrow(GLM4_MOE), &narrow(GPT_OSS)]) {
+    for case in COPIED.iter().chain([&UPPER, &HEAD, &DORA, &NARROW, &GPT_OSS, &narrow(GLM4_MOE), &narrow(GPT_OSS)]) {
         let (batch, context) = (support::batch(case), support::context(case));
         let made = |waits: bool| {
             let model = model(case, waits);

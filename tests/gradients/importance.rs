@@ -1,10 +1,12 @@
 //! What a calibration learns of entries: least squares on the squared gradients of attention scores, as plain autograd has them.
 
 use kvtune::data::IGNORE;
-use kvtune::engine::{Calibration, FittedGate, MicroBatchContext, NoObserver};
+use kvtune::engine::{
+    Calibration, Event, FittedGate, MemoryByPart, MemoryPart, MemoryPlace, MicroBatchContext, NoObserver, Observer,
+};
 use kvtune::model::{Attend, DropoutContext, Model, Qkv};
-use kvtune::recipe::{LossMean, Storage};
-use kvtune::units::{Fault, LayerIdx};
+use kvtune::recipe::{AttentionOutputs, LossMean, Storage};
+use kvtune::units::{Bytes, Fault, LayerIdx};
 use tch::{Device, Kind, Tensor};
 
 use crate::support::case::{Case, PLAIN, Width};
@@ -140,11 +142,58 @@ fn slots_by_sorting(layers: &[(Tensor, Tensor)], mean: usize) -> Vec<usize> {
 }
 
 fn calibrated(case: &Case, model: &Model) -> Calibration {
+    calibrated_before(case, model, &mut NoObserver)
+}
+
+fn calibrated_before(case: &Case, model: &Model, observer: &mut dyn Observer) -> Calibration {
     let (mut calibration, engine) = (Calibration::new(model.config()), engine(case, model));
     let context =
         MicroBatchContext { weight: 1.0, loss_mean: LossMean::Tokens, router_weight: 0.0, dropout: None, chunk_sizes: None };
-    engine.calibrate(model, &batch(case), context, &mut calibration, &mut NoObserver).unwrap();
+    engine.calibrate(model, &batch(case), context, &mut calibration, observer).unwrap();
     calibration
+}
+
+fn check_gates(calibration: &Calibration, expected: &[(Tensor, Tensor)]) {
+    for (layer, (fit, (x_bte, squared_bgtt))) in calibration.gates().into_iter().zip(expected).enumerate() {
+        let FittedGate { output, explained } = fit.unwrap();
+        assert!((0.0..1.0).contains(&explained), "{explained}");
+        for (found, expected) in output.iter().zip(least_squares(x_bte, squared_bgtt)) {
+            let furthest = f64::try_from((found - &expected).abs().max() / expected.abs().max()).unwrap();
+            assert!(furthest < 1e-5, "layer {layer}: {furthest}");
+        }
+    }
+}
+
+/// The most that waits in layer checkpoints and outputs of attention.
+#[derive(Default)]
+struct MostWaiting(Bytes);
+
+impl Observer for MostWaiting {
+    fn observe(&mut self, _: Event, memory: &dyn Fn() -> MemoryByPart) {
+        self.0 = self.0.max(memory().get(MemoryPart::LayerCheckpoints, MemoryPlace::Host));
+    }
+}
+
+#[test]
+fn layers_in_which_nothing_is_trained_are_learned_of_and_keep_their_outputs() {
+    let most = |outputs, model: &Model, expected: &[(Tensor, Tensor)]| {
+        let mut most = MostWaiting::default();
+        check_gates(&calibrated_before(&Case { outputs, ..CASE }, model, &mut most), expected);
+        most.0.0
+    };
+    let outputs_of_all_layers = |model: &Model| {
+        let expected = by_autograd(model);
+        let [kept, again] = [AttentionOutputs::Keep, AttentionOutputs::Recompute].map(|outputs| most(outputs, model, &expected));
+        // In f64 of each query head, with a log-sum-exp.
+        let outputs = NUM_LAYERS
+            * CASE.lengths.iter().sum::<usize>()
+            * CASE.heads.0
+            * (model.config().layers[0].attention.head_dim + 1)
+            * 8;
+        assert!(kept - again >= outputs as u64, "{kept} {again} {outputs}");
+    };
+    outputs_of_all_layers(&model(&Case { layers: &[2], ..CASE }));
+    model(&CASE).without_adapter(outputs_of_all_layers);
 }
 
 #[test]
@@ -154,14 +203,7 @@ fn gates_are_least_squares_on_what_autograd_says_of_scores() {
     let paged = Case { storage: Storage::Paged, layers_per_cell: 2, kept: 5, ..CASE };
     for case in [CASE, paged] {
         let calibration = calibrated(&case, &model);
-        for (layer, (fit, (x_bte, squared_bgtt))) in calibration.gates().into_iter().zip(&expected).enumerate() {
-            let FittedGate { output, explained } = fit.unwrap();
-            assert!((0.0..1.0).contains(&explained), "{explained}");
-            for (found, expected) in output.iter().zip(least_squares(x_bte, squared_bgtt)) {
-                let furthest = f64::try_from((found - &expected).abs().max() / expected.abs().max()).unwrap();
-                assert!(furthest < 1e-5, "layer {layer}: {furthest}");
-            }
-        }
+        check_gates(&calibration, &expected);
         let (slots, by_sorting) = (calibration.slots(100, 4, 4).unwrap(), slots_by_sorting(&expected, 100));
         assert_eq!(slots.iter().sum::<usize>(), 100 * NUM_LAYERS, "{slots:?}");
         for (found, expected) in slots.iter().zip(&by_sorting) {

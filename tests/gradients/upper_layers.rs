@@ -1,14 +1,15 @@
 //! Models that are trained from some layer on: the backward phase ends there, and the gradient stays exact.
 
 use kvtune::engine::{Event, MemoryByPart, Observer};
-use kvtune::recipe::AttentionOutputs;
+use kvtune::model::{Adapter, TrainedPart};
+use kvtune::recipe::{AttentionOutputs, LoraRecipe, ModuleSet};
 use kvtune::verify::ErrorBound;
 
 use super::families::{MIXTRAL, of_family};
 use super::kept::assert_same;
 use super::{KINDS, whole};
 use crate::support;
-use crate::support::case::{Beside, Case, INT8, PLAIN, TargetsAt, Width, prove};
+use crate::support::case::{Beside, Case, INT8, PLAIN, TargetsAt, Trains, Width, prove};
 
 const UPPER: Case = Case { layers: &[1, 2], ..PLAIN };
 const TOP: Case = Case { layers: &[2], ..PLAIN };
@@ -55,7 +56,7 @@ fn whatever_is_trained() {
 
 #[test]
 fn what_the_forward_phase_keeps_changes_no_bit() {
-    for case in [UPPER, Case { layers_per_cell: 2, ..TOP }, whole(&UPPER)] {
+    for case in [UPPER, Case { layers_per_cell: 2, ..TOP }, whole(&UPPER), HEAD] {
         for kept in [1, 5, 1000] {
             assert_same(&case, &Case { kept, ..case });
         }
@@ -72,6 +73,31 @@ fn a_band_that_begins_above_the_embedding_has_a_checkpoint() {
     let rounded = Case { layer_checkpoints: INT8, ..whole(&UPPER) };
     assert!(bound(rounded).is_some() && bound(whole(&UPPER)).is_none() && bound(whole(&HEAD)).is_none());
     assert!(bound(Case { layers: &[], ..rounded }).is_none());
+}
+
+#[test]
+fn the_planner_and_the_engine_go_by_the_same_layer() {
+    let all = LoraRecipe::plain(2, 4.0, 0.0, ModuleSet::AllLinear);
+    let named = |name: &str| LoraRecipe { target_modules: ModuleSet::Names(vec![name.to_owned()]), ..all.clone() };
+    let saved = |name: &str, lora: LoraRecipe| LoraRecipe { modules_to_save: vec![name.to_owned()], ..lora };
+    let upper = |first| LoraRecipe { layers_to_transform: (first..support::NUM_LAYERS).collect(), ..all.clone() };
+    let cases = [
+        (upper(1), 1),
+        (upper(2), 2),
+        (named("lm_head"), 3),
+        (named("layers.1.mlp.up_proj"), 1),
+        (saved("layers.1.input_layernorm", upper(2)), 1),
+        (saved("model.norm", upper(2)), 2),
+        (saved("embed_tokens", upper(2)), 0),
+        (all.clone(), 0),
+    ];
+    for (lora, first) in cases {
+        let model = support::model(&PLAIN);
+        let adapter = Adapter::new(model.config(), &lora, 1, PLAIN.kind, PLAIN.device).unwrap();
+        let planned = TrainedPart::of(model.config(), Some(&lora)).unwrap().first_layer();
+        assert_eq!((planned, model.with_adapter(adapter).first_trained_layer()), (first, first), "{lora:?}");
+    }
+    assert_eq!(support::model(&Case { trains: Trains::All, lora: &[], ..PLAIN }).first_trained_layer(), 0);
 }
 
 #[derive(Default)]

@@ -73,6 +73,18 @@ fn with_memory_enough_everything_is_exact_in_memory_and_one_layer_band() {
     assert!(chosen.fits && chosen.grad.open.is_empty() && chosen.forecast.files == Bytes(0));
 }
 
+#[test]
+fn without_trained_layers_there_is_no_graph_to_keep() {
+    let text = "model.path = '.'\nlora = { r = 4, target_modules = ['lm_head'] }\ndata = { format = 'tokens', train = 'none' }\n\
+                kv_cache = { policy = 'h2o', cache_length = 1024, chunk_size = 512 }";
+    let recipe = Recipe::parse(text.to_owned(), std::path::Path::new("recipe.toml"), &[]).unwrap().recipe;
+    let (trained, batch) = (TrainedPart::of(&config(), recipe.lora.as_ref()).unwrap(), batch(32768));
+    let chosen =
+        planner(&recipe, &config(), &recipe.kv_cache, &trained, &batch, machine(300)).decide(&open(&recipe.grad)).unwrap().chosen;
+    assert_eq!((chosen.cells, chosen.kept), ((0, 64), 0));
+    assert!(!matches!(chosen.grad.keep_graph, KeepGraph::Cells(_)), "{:?}", chosen.grad);
+}
+
 /// Some parts are larger in long chunks, others in many: where all graphs are kept, either may be drawn.
 #[test]
 fn with_all_graphs_random_sizes_take_what_the_longest_or_the_shortest_do() {

@@ -16,6 +16,8 @@ unsafe extern "C" {
     fn kvtune_launch_stream(index: c_int, stream: *mut *mut c_void) -> c_int;
 }
 
+type Handle = *mut c_void;
+
 functions! {
     /// What is asked of the driver. All return 0, or the number of an error.
     pub(super) struct Calls {
@@ -26,13 +28,13 @@ functions! {
         name = c"cuDeviceGetName": unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
         memory = c"cuDeviceTotalMem_v2": unsafe extern "C" fn(*mut usize, c_int) -> c_int,
         attribute = c"cuDeviceGetAttribute": unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
-        retain_context = c"cuDevicePrimaryCtxRetain": unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int,
-        push_context = c"cuCtxPushCurrent_v2": unsafe extern "C" fn(*mut c_void) -> c_int,
-        pop_context = c"cuCtxPopCurrent_v2": unsafe extern "C" fn(*mut *mut c_void) -> c_int,
-        load_module = c"cuModuleLoadData": unsafe extern "C" fn(*mut *mut c_void, *const c_void) -> c_int,
-        function = c"cuModuleGetFunction": unsafe extern "C" fn(*mut *mut c_void, *mut c_void, *const c_char) -> c_int,
+        retain_context = c"cuDevicePrimaryCtxRetain": unsafe extern "C" fn(*mut Handle, c_int) -> c_int,
+        push_context = c"cuCtxPushCurrent_v2": unsafe extern "C" fn(Handle) -> c_int,
+        pop_context = c"cuCtxPopCurrent_v2": unsafe extern "C" fn(*mut Handle) -> c_int,
+        load_module = c"cuModuleLoadData": unsafe extern "C" fn(*mut Handle, *const c_void) -> c_int,
+        function = c"cuModuleGetFunction": unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> c_int,
         launch = c"cuLaunchKernel": unsafe extern "C" fn(
-            *mut c_void,
+            Handle,
             c_uint,
             c_uint,
             c_uint,
@@ -40,7 +42,7 @@ functions! {
             c_uint,
             c_uint,
             c_uint,
-            *mut c_void,
+            Handle,
             *mut *mut c_void,
             *mut *mut c_void,
         ) -> c_int,
@@ -149,7 +151,7 @@ pub(super) fn launch_stream(device: usize) -> Result<*mut c_void, String> {
 /// The context of a CUDA device in which libtorch works.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Context {
-    handle: *mut c_void,
+    handle: Handle,
     pub(super) multiprocessors: usize,
     /// The compute capability: 90 for 9.0.
     pub(super) architecture: usize,
@@ -191,7 +193,7 @@ pub fn place_of_gpu(index: usize) -> Result<String, String> {
 #[derive(Debug)]
 pub(super) struct Module {
     pub(super) context: Context,
-    functions: BTreeMap<&'static str, *mut c_void>,
+    functions: BTreeMap<&'static str, Handle>,
 }
 
 // SAFETY: nothing in it changes; the driver lets any thread launch a function and make a context its own, and neither is ever released.

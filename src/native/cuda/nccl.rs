@@ -15,9 +15,10 @@ use super::driver::launch_stream;
 use super::libraries::{Companion, dotted};
 use super::load::{functions, open_library, symbol};
 use super::streams::{CudaEvent, SideStream};
-use crate::native::ranks::PendingExchange;
+use crate::native::ranks::{PendingExchange, Said};
 
 type Communicator = *mut c_void;
+type Stream = *mut c_void;
 
 /// The number of `ncclSum` in NCCL's header.
 const SUM: c_int = 0;
@@ -46,8 +47,8 @@ functions! {
     struct NcclCalls {
         id = c"ncclGetUniqueId": unsafe extern "C" fn(*mut NcclId) -> c_int,
         init = c"ncclCommInitRank": unsafe extern "C" fn(*mut Communicator, c_int, NcclId, c_int) -> c_int,
-        all_reduce = c"ncclAllReduce": unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, *mut c_void) -> c_int,
-        broadcast = c"ncclBroadcast": unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, *mut c_void) -> c_int,
+        all_reduce = c"ncclAllReduce": unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, Stream) -> c_int,
+        broadcast = c"ncclBroadcast": unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, Stream) -> c_int,
         async_error = c"ncclCommGetAsyncError": unsafe extern "C" fn(Communicator, *mut c_int) -> c_int,
         destroy = c"ncclCommDestroy": unsafe extern "C" fn(Communicator) -> c_int,
         abort = c"ncclCommAbort": unsafe extern "C" fn(Communicator) -> c_int,
@@ -65,7 +66,7 @@ pub struct Nccl {
 
 impl Nccl {
     /// Opens the library of `path`, or where it is found otherwise: as `KVTUNE_NCCL` says, beside libtorch, or where the loader looks.
-    pub fn open(path: Option<&std::path::Path>) -> Result<Arc<Self>, String> {
+    pub fn open(path: Option<&std::path::Path>) -> Said<Arc<Self>> {
         let path = path.map_or_else(|| Companion::Nccl.path(), |path| Ok(path.to_owned()))?;
         let library = open_library(&path, RTLD_LOCAL)?;
         // SAFETY: the types are those of nccl.h.
@@ -81,7 +82,7 @@ impl Nccl {
         Ok(Arc::new(Self { calls, version: dotted(usize::try_from(number).unwrap_or(0)) }))
     }
 
-    pub fn new_id(&self) -> Result<NcclId, String> {
+    pub fn new_id(&self) -> Said<NcclId> {
         let mut id = NcclId([0; NcclId::LENGTH]);
         // SAFETY: the id may be written.
         self.calls.check("ncclGetUniqueId", unsafe { (self.calls.id)(&raw mut id) }, null_mut())?;
@@ -89,7 +90,7 @@ impl Nccl {
     }
 
     /// Waits until all ranks have come, this one with its GPU. In tests the device may be the CPU, for a library that knows no GPUs.
-    pub fn join(self: &Arc<Self>, id: NcclId, rank: usize, size: usize, device: Device) -> Result<NcclGroup, String> {
+    pub fn join(self: &Arc<Self>, id: NcclId, rank: usize, size: usize, device: Device) -> Said<NcclGroup> {
         let stream = match device {
             Device::Cuda(index) => Some((index, SideStream::new(index))),
             _ => None,
@@ -105,7 +106,7 @@ impl Nccl {
 }
 
 impl NcclCalls {
-    fn check(&self, what: &str, code: c_int, of: Communicator) -> Result<(), String> {
+    fn check(&self, what: &str, code: c_int, of: Communicator) -> Said<()> {
         if code == 0 {
             return Ok(());
         }
@@ -144,7 +145,7 @@ impl NcclGroup {
     ///
     /// # Shapes
     /// Any, the same on all ranks.
-    pub fn sum(&self, tensor: &Tensor) -> Result<NcclWork<'_>, String> {
+    pub fn sum(&self, tensor: &Tensor) -> Said<NcclWork<'_>> {
         let (data, kind) = (tensor.data_ptr(), kind_of(tensor.kind())?);
         // SAFETY: as many numbers of this type, which `begin` keeps from being used elsewhere; a communicator and a stream that are alive.
         self.begin("ncclAllReduce", tensor, |comm, stream| unsafe {
@@ -156,7 +157,7 @@ impl NcclGroup {
     ///
     /// # Shapes
     /// Any, the same on all ranks.
-    pub fn broadcast(&self, tensor: &Tensor, from: usize) -> Result<NcclWork<'_>, String> {
+    pub fn broadcast(&self, tensor: &Tensor, from: usize) -> Said<NcclWork<'_>> {
         let (data, kind) = (tensor.data_ptr(), kind_of(tensor.kind())?);
         // SAFETY: as in `sum`.
         self.begin("ncclBroadcast", tensor, |comm, stream| unsafe {
@@ -165,12 +166,7 @@ impl NcclGroup {
     }
 
     /// Asks the group's stream for a call, behind all that the device was asked for; what is computed next waits for it.
-    fn begin(
-        &self,
-        what: &str,
-        tensor: &Tensor,
-        call: impl FnOnce(Communicator, *mut c_void) -> c_int,
-    ) -> Result<NcclWork<'_>, String> {
+    fn begin(&self, what: &str, tensor: &Tensor, call: impl FnOnce(Communicator, Stream) -> c_int) -> Said<NcclWork<'_>> {
         let communicator = self.communicator.get();
         if communicator.is_null() {
             return Err("the GPUs are not connected any more".to_owned());
@@ -209,7 +205,7 @@ pub struct NcclWork<'a> {
 }
 
 impl PendingExchange for NcclWork<'_> {
-    fn wait(&self, time: Duration) -> Result<bool, String> {
+    fn wait(&self, time: Duration) -> Said<bool> {
         let (calls, communicator, until) = (&self.group.nccl.calls, self.group.communicator.get(), Instant::now() + time);
         loop {
             let is_done = self.passed.as_ref().is_none_or(CudaEvent::is_done);
@@ -225,7 +221,7 @@ impl PendingExchange for NcclWork<'_> {
     }
 }
 
-fn kind_of(kind: Kind) -> Result<c_int, String> {
+fn kind_of(kind: Kind) -> Said<c_int> {
     Ok(match kind {
         Kind::Int8 => 0,
         Kind::Uint8 => 1,
