@@ -238,6 +238,7 @@ fn kept_bytes(planned: &Alternative) -> String {
 /// How many cells keep the graph of the forward phase.
 fn kept(recipe: &Recipe, cells: usize) -> String {
     match recipe.grad.keep_graph.cells() {
+        _ if cells == 0 => "none: nothing of the layers is trained".to_owned(),
         0 => "none: every cell is computed again".to_owned(),
         kept if kept >= cells => "all: nothing is computed again".to_owned(),
         kept => format!("{kept} of {cells} cells, as far as they are whole layer bands or the top one's last columns"),

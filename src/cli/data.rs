@@ -87,7 +87,7 @@ impl LookAtData {
                     }
                     writeln!(out, "{}", line(row)).map_err(files::io_fault("write", path))
                 };
-                surveys = self.surveys(&recipe, limits, tokenizer.as_ref(), &mut write).map_err(io::Error::other)?;
+                surveys = self.surveys(&recipe, limits, tokenizer.as_ref(), &mut write)?;
                 Ok(())
             })?,
         }

@@ -303,7 +303,7 @@ impl Samples {
         encoded.without_targets_before(piece.context);
         if let Some(map) = map {
             // They are looked at once an epoch.
-            files::release(map, ids);
+            files::release_mapped(map, ids);
         }
         Ok(encoded)
     }

@@ -65,7 +65,9 @@ pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>
         );
         let first = files.len();
         files.extend(one.files);
-        files.get_mut(first).into_iter().for_each(|file: &mut FileReport| file.notes.insert(0, counts.clone()));
+        if let Some(file) = files.get_mut(first) {
+            file.notes.insert(0, counts);
+        }
         warnings.extend(one.warnings.iter().map(|warning| format!("data set `{name}`: {warning}")));
         origins.extend(one.origins.into_iter().map(|(what, hash)| (format!("{what} for the data set `{name}`"), hash)));
         // A date of its own is the set's alone.

@@ -65,6 +65,7 @@ impl Schedule {
         self.bands[band].clone()
     }
 
+    /// How many layer bands and columns there are.
     pub fn size(&self) -> (usize, usize) {
         (self.bands.len(), self.num_columns)
     }

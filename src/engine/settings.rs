@@ -187,7 +187,7 @@ impl Settings {
     }
 
     /// The layer bands that the backward phase differentiates, without the layers below `first_trained`; bottom first.
-    pub(super) fn trained_bands(&self, first_trained: usize) -> Vec<Range<usize>> {
+    pub fn trained_bands(&self, first_trained: usize) -> Vec<Range<usize>> {
         self.layer_bands(first_trained).into_iter().filter(|band| band.start >= first_trained).collect()
     }
 

@@ -152,7 +152,8 @@ fn unanswered(sample: u64, error: Fault) -> Fault {
 }
 
 fn take(request: RequestId, event: GenerationEvent, pending: &mut VecDeque<Pending>) -> Result<(), Fault> {
-    let Some(own) = pending.iter_mut().find(|pending| pending.request == request) else { return Ok(()) };
+    let own = pending.iter_mut().find(|pending| pending.request == request);
+    let Some(own) = own else { return if let GenerationEvent::Failed(error) = event { Err(error) } else { Ok(()) } };
     match event {
         GenerationEvent::Prompt(_) | GenerationEvent::Border(_) => {}
         GenerationEvent::Token { id, text, .. } => {

@@ -80,7 +80,7 @@ impl<'a> StrictJson<'a> {
         parser.end().map(|()| value)
     }
 
-    /// Hands over the items of a list, one at a time, until `each` says false.
+    /// Hands over the items of a list, one at a time, until `each` says false, which comes back as an error of the parser's.
     pub fn each_item<'de, D: Deserializer<'de>>(self, parser: D, each: &mut dyn FnMut(Value) -> bool) -> Result<(), D::Error> {
         let Self { left, too_many, last_key, .. } = self;
         let mut hand_over = |value| each(value);

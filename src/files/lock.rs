@@ -16,7 +16,7 @@ pub struct DirLock {
 }
 
 impl DirLock {
-    /// The file in a run directory that who writes there has locked. It stays: removed, it could be another file than the one that a second
+    /// The file that the writer of a run directory locks. It stays: removed, it could be another file than the one that a second
     /// process waits for.
     pub const NAME: &str = ".lock";
 
@@ -39,7 +39,7 @@ impl DirLock {
     }
 
     /// Fails if another process has the right to write into a run directory. Changes nothing there.
-    pub fn refuse_written(dir: &Path) -> Result<(), Fault> {
+    pub fn refuse_in_use(dir: &Path) -> Result<(), Fault> {
         match open_to_read(&dir.join(Self::NAME), FileKind::Note) {
             // Shared: of two that ask at the same time neither is taken for who writes.
             Ok(file) => told(file.try_lock_shared(), &file, dir),
@@ -113,10 +113,10 @@ mod tests {
         let held = DirLock::for_writing(dir.path()).unwrap();
         let error = DirLock::for_writing(dir.path()).unwrap_err();
         assert!(error.to_string().ends_with(&format!("in use by process {}", std::process::id())), "{error}");
-        assert_eq!(DirLock::refuse_written(dir.path()).unwrap_err().kind(), FaultKind::Locked);
+        assert_eq!(DirLock::refuse_in_use(dir.path()).unwrap_err().kind(), FaultKind::Locked);
         drop(held);
         // Many that look at a run at the same time do not take each other for its writer, and it begins beside them.
-        let looks = |_| (0..300).all(|_| DirLock::refuse_written(dir.path()).is_ok());
+        let looks = |_| (0..300).all(|_| DirLock::refuse_in_use(dir.path()).is_ok());
         let begins = |_| DirLock::for_writing(dir.path()).map(drop).is_ok();
         let all = std::thread::scope(|scope| {
             let looking: Vec<_> = (0..4).map(|at| scope.spawn(move || looks(at))).collect();
@@ -127,7 +127,7 @@ mod tests {
             (0..100).all(begins)
         });
         assert!(all && begun);
-        DirLock::refuse_written(dir.path()).unwrap();
+        DirLock::refuse_in_use(dir.path()).unwrap();
         DirLock::for_writing(dir.path()).unwrap();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();

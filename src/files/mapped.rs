@@ -14,7 +14,7 @@ pub fn map_file(path: &Path) -> Result<Arc<FileMap>, Fault> {
 }
 
 /// Gives the memory of values that lie in a mapped file back to the system; who looks again reads the file again. Other values are left alone.
-pub fn release<T>(map: &FileMap, values: &[T]) {
+pub fn release_mapped<T>(map: &FileMap, values: &[T]) {
     let first = (values.as_ptr() as usize).wrapping_sub(map.bytes().as_ptr() as usize);
     let length = size_of_val(values);
     if first.checked_add(length).is_some_and(|end| end <= map.bytes().len()) {
@@ -32,8 +32,8 @@ mod tests {
         let path = dir.path().join("x");
         std::fs::write(&path, vec![7; 20_000]).unwrap();
         let map = map_file(&path).unwrap();
-        release(&map, &map.bytes()[5_000..19_000]);
-        release(&map, &[1, 2, 3]);
+        release_mapped(&map, &map.bytes()[5_000..19_000]);
+        release_mapped(&map, &[1, 2, 3]);
         assert!(map.bytes().iter().all(|&byte| byte == 7) && map.bytes().len() == 20_000);
         assert!(map_file(&dir.path().join("none")).unwrap_err().io().is_some());
     }

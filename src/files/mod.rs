@@ -28,7 +28,7 @@ pub use hub::{cached_id, hub_name, hub_snapshot, is_blob_of, is_hub_name, model_
 pub use io_fault::{hint_of_io, io_fault};
 pub use json::{StrictJson, not_json, parse_json, read_json, read_json_as, to_json};
 pub use lock::{DirLock, lock_file};
-pub use mapped::{map_file, release};
+pub use mapped::{map_file, release_mapped};
 pub use model_files::{
     TEMPLATE_FOLDER, further_templates, has_of_model, is_model, lies_in, object_of_model, read_companion, read_of_model,
 };

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -200,7 +199,7 @@ pub(super) fn write_in_turn<'a>(
     count: usize,
     mut part: impl FnMut(usize) -> Result<Cow<'a, [u8]>, Fault>,
 ) -> Result<(), Fault> {
-    write_atomic_with(path, |file| (0..count).try_for_each(|index| file.write_all(&part(index).map_err(io::Error::other)?)))
+    write_atomic_with(path, |file| (0..count).try_for_each(|index| file.write_all(&part(index)?)))
 }
 
 fn encode_header<'a>(

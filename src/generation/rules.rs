@@ -115,7 +115,7 @@ impl GenerationRules {
     /// Sets a rule by the name that Transformers has for it; false where there is none of this name. The error says what is wrong with the
     /// value.
     pub fn set(&mut self, key: &str, value: &Value) -> Result<bool, String> {
-        let fault = |expected| fault(key, value, expected);
+        let fault = |expected| refusal(key, value, expected);
         let number = |fine: fn(f64) -> bool, expected| value.as_f64().filter(|&x| fine(x)).ok_or_else(|| fault(expected));
         let count = || value.as_u64().map(|n| n as usize).ok_or_else(|| fault("a whole number of at least 0"));
         let at_least_one = || count().ok().filter(|&n| n > 0).ok_or_else(|| fault("a whole number of at least 1"));
@@ -171,11 +171,11 @@ fn refuse_others(key: &str, value: &Value) -> Result<bool, String> {
     let Some((_, neutral)) = NEUTRAL.iter().find(|(name, _)| *name == key) else { return Ok(false) };
     let is_neutral = value == false && neutral.is_empty()
         || value.as_f64().is_some_and(|x| neutral.iter().any(|n| (x - n).abs() < f64::EPSILON));
-    if is_neutral { Ok(true) } else { Err(fault(key, value, "nothing, as this is not supported")) }
+    if is_neutral { Ok(true) } else { Err(refusal(key, value, "nothing, as this is not supported")) }
 }
 
 /// What is said of a rule that cannot be followed.
-fn fault(key: &str, value: &Value, expected: &str) -> String {
+fn refusal(key: &str, value: &Value, expected: &str) -> String {
     format!("`{key}` is {value}, expected {expected}")
 }
 

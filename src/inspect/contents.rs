@@ -106,7 +106,7 @@ fn name_of(path: &Path) -> String {
 }
 
 fn state(run: &Path, metrics: &[StepMetrics], checkpoints: &[CheckpointListing]) -> String {
-    if DirLock::refuse_written(run).is_err_and(|fault| fault.kind() == FaultKind::Locked) {
+    if DirLock::refuse_in_use(run).is_err_and(|fault| fault.kind() == FaultKind::Locked) {
         return "running".to_owned();
     }
     let step = metrics.last().map_or(0, |line| line.step);

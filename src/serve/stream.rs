@@ -98,7 +98,7 @@ impl EventStream {
         let _ = self.sender.send(event(data));
     }
 
-    /// Sends an event of a kind, which it tells itself, too, with its number.
+    /// Sends a named event; its JSON repeats the name as `type`, and has a `sequence_number`.
     pub(super) fn send_numbered(&mut self, kind: &str, mut data: Value) {
         data["type"] = json!(kind);
         data["sequence_number"] = json!(self.sent);

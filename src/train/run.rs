@@ -78,7 +78,7 @@ pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<RunO
 /// Refuses a directory with anything in it; says so if another process is at work there.
 fn require_unused(dir: &Path) -> Result<(), Fault> {
     files::refuse_symlink(dir)?;
-    DirLock::refuse_written(dir)?;
+    DirLock::refuse_in_use(dir)?;
     require_unused_by_others(dir)
 }
 

@@ -13,13 +13,33 @@ const MESSAGE: usize = 16 << 10;
 /// A text that a file, an argument or a client brings, as a message shows it: in one line, control characters escaped, and cut behind 200
 /// characters, with its length. The marks around it are the message's.
 pub fn quoted(text: impl Display) -> String {
-    let text = text.to_string();
-    let (mut shown, length) = (String::new(), text.chars().count());
-    text.chars().take(SHOWN).for_each(|character| escape(character, &mut shown));
-    if length > SHOWN {
-        let _ = write!(shown, "… ({length} characters)");
+    let mut kept = ShownText { text: String::new(), shown: 0, length: 0 };
+    // It never fails: what is too long is counted.
+    let _ = write!(kept, "{text}");
+    if kept.length > SHOWN {
+        let _ = write!(kept.text, "… ({} characters)", kept.length);
     }
-    shown
+    kept.text
+}
+
+/// The first 200 characters of what is written; the rest is counted and never held.
+struct ShownText {
+    text: String,
+    shown: usize,
+    length: usize,
+}
+
+impl Write for ShownText {
+    fn write_str(&mut self, part: &str) -> std::fmt::Result {
+        for character in part.chars() {
+            if self.shown < SHOWN {
+                self.shown += 1;
+                escape(character, &mut self.text);
+            }
+            self.length += 1;
+        }
+        Ok(())
+    }
 }
 
 /// A number of things, whose word is given for one: `1 row`, `3 rows`, `2 batches`.

@@ -119,12 +119,14 @@ impl<'a> Proofs<'a> {
             .map(|exact| Comparison::new(&ours.losses, &ours.gradients, &exact.losses, &exact.gradients).worst());
         let columns = engine.settings().plan(batch, context.chunk_sizes)?.columns;
         let widest = columns.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+        let bands = engine.settings().trained_bands(model.first_trained_layer());
+        let highest = bands.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         let found = TilingProof {
             comparison: reference.compare(&ours),
             apart,
             bound,
             has_first_choices: choices == *first_choices,
-            largest_cell: (engine.settings().layers_per_cell(), widest),
+            largest_cell: (highest, widest),
             cells: seen.cells,
             kept: seen.kept,
             is_head_in_cells: seen.is_head_in_cells,

@@ -26,13 +26,14 @@ fn shaped(own: &Recipe, layers: usize, chunks: usize) -> Recipe {
 }
 
 /// A recipe's own tiling, said in layers and chunks as far as they say it: where all columns but those that end with a sequence are equally wide.
-fn counted(own: &Recipe, settings: &Settings, plan: &ChunkPlan) -> Recipe {
+fn counted(own: &Recipe, num_layers: usize, settings: &Settings, plan: &ChunkPlan) -> Recipe {
     let has_same_sequences = |pair: &&[Range<usize>]| plan.sequences(&pair[0]) == plan.sequences(&pair[1]);
     let mut whole = plan.columns.windows(2).filter(has_same_sequences).map(|pair| pair[0].len());
     let width = whole.next().unwrap_or(plan.spans.len());
     let is_even = whole.all(|chunks| chunks == width) && plan.columns.iter().all(|column| column.len() <= width);
     let chunks_per_cell = if is_even { Some(width) } else { own.grad.chunks_per_cell };
-    let grad = GradRecipe { layers_per_cell: settings.layers_per_cell(), chunks_per_cell, ..own.grad.clone() };
+    let layers_per_cell = settings.layers_per_cell().min(num_layers);
+    let grad = GradRecipe { layers_per_cell, chunks_per_cell, ..own.grad.clone() };
     Recipe { grad, ..own.clone() }
 }
 
@@ -55,24 +56,24 @@ const INT4_FILE: StoreRecipe = store(StoreForm::Int4, StorePlace::File);
 /// Layer checkpoints and undo log: each form in each place, each rounding store alone and both together.
 const STORES: [[StoreRecipe; 2]; 7] =
     [[FILE, FILE], [INT8, PLAIN], [INT4, PLAIN], [PLAIN, INT8], [PLAIN, INT4], [INT8_FILE, INT8_FILE], [INT4_FILE, INT4_FILE]];
-/// Stores of layer checkpoints and undo log where all layers are one band.
+/// Stores of layer checkpoints and undo log where a single band begins with the embedding.
 const STORES_OF_ONE_BAND: [[StoreRecipe; 2]; 2] = [[PLAIN, FILE], [PLAIN, INT8]];
 
-/// All tilings of a model of `num_layers` that are worth a proof beside `own`, which comes first, as recipes that differ in `grad` and in
+/// All tilings of a model of which the layers `trained` are differentiated that are worth a proof beside `own`, which comes first, as recipes that differ in `grad` and in
 /// where their caches wait and how these grow; no two are the same. `settings` are those of `own`, `plan` is the batch's.
 ///
-/// * Cells of 1, 2, all but one and all layers × 1, 2, 3 and all chunks, with plain stores in memory.
+/// * Cells of 1, 2, all but one and all of these layers × 1, 2, 3 and all chunks, with plain stores in memory.
 /// * For cells that form several bands and columns, and for a single band: caches that wait on the host and such that do not; where
 ///   nothing leaves the cache, each with every storage.
 /// * For several bands and columns: stores in files, each store rounding alone, both rounding in files; and for a single band an undo log
 ///   in a file and one that rounds, which moves the head's turn. A store into which nothing is ever put is left out.
 /// * For both: the graphs of one cell, of all but one column, of a band and a cell, and of all cells kept; and attention's outputs kept,
 ///   without graphs and beside one.
-pub fn every_tiling(own: &Recipe, num_layers: usize, settings: &Settings, plan: &ChunkPlan) -> Vec<Recipe> {
-    let num_chunks = plan.spans.len();
+pub fn every_tiling(own: &Recipe, trained: &Range<usize>, settings: &Settings, plan: &ChunkPlan) -> Vec<Recipe> {
+    let (num_chunks, num_layers) = (plan.spans.len(), trained.len().max(1));
     let several = (1, 2.min(num_chunks.div_ceil(2)));
     let one_band = (num_layers, several.1);
-    let mut all = vec![counted(own, settings, plan)];
+    let mut all = vec![counted(own, num_layers, settings, plan)];
     for layers in sizes([1, 2, num_layers.saturating_sub(1), num_layers], num_layers) {
         all.extend(sizes([1, 2, 3, num_chunks], num_chunks).into_iter().map(|chunks| shaped(own, layers, chunks)));
     }
@@ -80,20 +81,21 @@ pub fn every_tiling(own: &Recipe, num_layers: usize, settings: &Settings, plan: 
     for shape in [several, one_band] {
         all.extend(caches.iter().map(|kv_cache| Recipe { kv_cache: kv_cache.clone(), ..shaped(own, shape.0, shape.1) }));
     }
-    // A single band has no border, and no undo entry is made where nothing is overwritten.
+    // A single band of all layers has no border, and no undo entry is made where nothing is overwritten.
     let overwrites = settings.slots(plan).iter().any(|&slots| slots < plan.len());
     let waiting = |shape: (usize, usize), [layer_checkpoints, undo_log]: [StoreRecipe; 2]| {
-        let has_borders = shape.0 < num_layers;
+        let has_borders = shape.0 < num_layers || trained.start > 0 && !trained.is_empty();
         with(shaped(own, shape.0, shape.1), |grad| {
             grad.layer_checkpoints = if has_borders { layer_checkpoints } else { PLAIN };
             grad.undo_log = if overwrites { of_buffer(undo_log, settings.kv_cache().buffer) } else { PLAIN };
         })
     };
     all.extend(STORES.iter().map(|&stores| waiting(several, stores)));
-    all.extend(STORES_OF_ONE_BAND.iter().map(|&stores| waiting(one_band, stores)));
+    let of_one_band = if trained.start > 0 { &STORES[..] } else { &STORES_OF_ONE_BAND };
+    all.extend(of_one_band.iter().map(|&stores| waiting(one_band, stores)));
     let num_columns = num_chunks.div_ceil(several.1);
     for shape in [several, one_band] {
-        let all_cells = num_columns * num_layers.div_ceil(shape.0);
+        let all_cells = num_columns * trained.len().div_ceil(shape.0);
         let counts = sizes([1, num_columns - 1, num_columns + 1, all_cells], all_cells);
         let keeping = |cells| with(shaped(own, shape.0, shape.1), |grad| grad.keep_graph = KeepGraph::of(cells));
         all.extend(counts.into_iter().map(keeping));

@@ -91,6 +91,7 @@ const TILED: &[Case] = &[
     Case { policy: "tova", tail: Tail::OneByOne, targets: TargetsAt::Last(3), ..PLAIN },
     Case { policy: "keydiff", is_randomized: true, trains: Trains::AllTied, lora: &[], ..PLAIN },
     Case { head: HeadKind::Classify, width: Width::Multiplier(1.0), ..PLAIN },
+    Case { layers: &[1, 2], ..PLAIN },
 ];
 
 /// Whether a tiling has its cells for itself, and everything else as `own`.
@@ -124,7 +125,8 @@ fn every_tiling_is_proved() {
                 assert!(is_used || !is_chosen, "{tiling:?}: {found:?}");
             }
             let is_one_row = found.cells.0 == 1;
-            assert_eq!(found.is_head_in_cells, is_one_row && tiling.grad.undo_log.form == StoreForm::Plain, "{tiling:?}");
+            let is_exact = found.bound.is_none();
+            assert_eq!(found.is_head_in_cells, is_one_row && is_exact, "{tiling:?}");
             if found.bound.is_none() {
                 largest = largest.max(found.relative_error());
             }
@@ -152,6 +154,11 @@ fn every_tiling_is_there_once() {
             assert!(has(&|t| t.grad.layer_checkpoints == store) && has(&|t| t.grad.undo_log == store), "{store:?}");
         }
     }
+    // Above the first layer a single band has a layer checkpoint, too.
+    let upper = support::tilings(&Case { layers: &[1, 2], ..PLAIN }, &support::model(&Case { layers: &[1, 2], ..PLAIN }));
+    assert!(upper.iter().enumerate().all(|(at, tiling)| !upper[..at].contains(tiling) && tiling.grad.layers_per_cell <= 2));
+    let rounds = |t: &Recipe| t.grad.layers_per_cell == 2 && t.grad.layer_checkpoints.form == StoreForm::Int8;
+    assert!(upper.iter().any(rounds), "{upper:#?}");
     assert!(has(&|t| t.kv_cache.cpu_offload) && all.iter().all(|t| t.kv_cache.storage == Storage::Preallocated));
     // The recipe's own comes first, and is no other, in whatever way it says its width.
     assert_eq!((all.len(), &all[0].grad), (34, &support::recipes(&PLAIN).1));

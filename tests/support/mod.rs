@@ -386,7 +386,7 @@ pub fn tilings(case: &Case, model: &Model) -> Vec<Recipe> {
     let settings = settings(case, model);
     let plan = settings.plan(&batch(case), context(case).chunk_sizes).unwrap();
     let own = Recipe { kv_cache, grad, ..Recipe::of_model(Path::new("model"), &[]).unwrap().recipe };
-    every_tiling(&own, NUM_LAYERS, &settings, &plan)
+    every_tiling(&own, &(model.first_trained_layer()..NUM_LAYERS), &settings, &plan)
 }
 
 /// The engine of a case with other settings.

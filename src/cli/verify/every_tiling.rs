@@ -30,7 +30,8 @@ pub(super) fn prove(
 ) -> Result<(), Fault> {
     let own = engine_of(recipe)?;
     let plan = own.settings().plan(proofs.batch, proofs.context.chunk_sizes)?;
-    let tilings = every_tiling(recipe, proofs.model.config().num_layers(), own.settings(), &plan);
+    let trained = proofs.model.first_trained_layer()..proofs.model.config().num_layers();
+    let tilings = every_tiling(recipe, &trained, own.settings(), &plan);
     let (count, tolerance) = (tilings.len(), proofs.tolerance());
     let mut all: Vec<Proved> = Vec::with_capacity(count);
     for (index, other) in tilings.into_iter().enumerate() {
