@@ -78,8 +78,10 @@ fn the_second_signal_ends_the_run_at_once() {
     send(&child, Signal::CONT);
     let ended = ended(child);
     assert!([Ok(130), Ok(143)].contains(&ended.code), "{ended:?}");
-    assert!(workshop.checkpoints("run").is_empty(), "nothing was saved");
-    assert!(workshop.resume("", "run", &[]).with(0).contains("beginning again"));
+    assert!(!ended.stderr.contains("interrupted"), "no good order: {}", ended.stderr);
+    // Each signal comes to some thread: before the second one's has a turn, the loop may have saved for the first.
+    let begins = if workshop.checkpoints("run").is_empty() { "beginning again" } else { "resuming after step 3" };
+    assert!(workshop.resume("", "run", &[]).with(0).contains(begins));
     workshop.assert_left("run", &whole);
 }
 
