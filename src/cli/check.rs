@@ -60,17 +60,17 @@ impl Check {
         {
             console::note(&note);
         }
-        let trained = TrainedPart::of(&config, recipe.lora.as_ref())?;
-        for note in notes(&recipe, engine.settings(), &config, trained.first_layer()) {
+        let first_trained = TrainedPart::of(&config, recipe.lora.as_ref())?.first_layer();
+        for note in notes(&recipe, engine.settings(), &config, first_trained) {
             console::note(&note);
         }
         let kinds = trained_by_kind(&config, recipe.lora.as_ref())?;
         let numbers: u64 = kinds.iter().map(|(_, numbers)| *numbers as u64).sum();
         let kinds: Vec<String> = kinds.iter().map(|(kind, numbers)| format!("{kind} {numbers}")).collect();
-        let stages = Schedule::new(engine.settings(), &plan, trained.first_layer());
+        let stages = Schedule::new(engine.settings(), &plan, first_trained);
         let mut table = table(&recipe, &config, &plan, &stages, &schedule, &kinds.join(", "));
-        let waits = (recipe.train.offload != Offload::None)
-            .then(|| waiting_parts(&recipe, engine.settings(), &config, trained.first_layer()));
+        let waits =
+            (recipe.train.offload != Offload::None).then(|| waiting_parts(&recipe, engine.settings(), &config, first_trained));
         table.figure("waits on the host", waits);
         if let Some(evictions) = ExpectedEvictions::new(&recipe, engine.settings(), data.train.lengths()) {
             evictions.warning().iter().for_each(|warning| console::warning(warning));

@@ -45,7 +45,8 @@ pub struct Survey {
 }
 
 /// Hands over each row of a split, bad or not, whatever `data.on_bad_row` says: of all files to train on, or of the samples that are held out,
-/// which have files of their own or are drawn from those; a further split has none. `skips_errors`: also where no row can be encoded, which ends a run.
+/// which have files of their own or are drawn from those; a further split has none. `skips_errors`: also where no row can be encoded, which ends
+/// a run.
 ///
 /// # Errors
 /// Files are missing or damaged, there is no sample among the first rows, or `sink` refuses.

@@ -90,7 +90,7 @@ impl PolicyTrial {
             (ids(tokens.min(config.longest_sequence()), config.vocab_size), INITIAL_PART)
         };
         let next = || inputs[1..].iter().map(|&id| i64::from(id)).chain([IGNORE]).collect();
-        let (targets, head): (_, Head) = match config.num_classes {
+        let (targets, head) = match config.num_classes {
             Some(_) => (Targets::Class(0), Head::ClassScores),
             None => (Targets::NextToken(next()), Head::NextToken),
         };

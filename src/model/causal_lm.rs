@@ -17,7 +17,7 @@ use super::embedding::Embedding;
 use super::gates::{self, GATE_TENSORS, Gates};
 use super::io_layers::BASE_WEIGHT;
 use super::linear::Linear;
-use super::names::{FINAL_NORM, OUTPUT_MODULE, first_layer};
+use super::names::{FINAL_NORM, OUTPUT_MODULE, layer_of};
 use super::norm::RmsNorm;
 use super::peft::PeftConfig;
 use super::pissa::PissaInit;
@@ -193,8 +193,9 @@ impl Model {
         if !self.embedding_parameters().is_empty() {
             return 0;
         }
-        let names = self.deltas().map(|(name, _)| name).chain(self.embedding.trained.copies.keys().map(String::as_str));
-        first_layer(names).unwrap_or(self.layers.len())
+        let of_deltas = self.layers.iter().position(|layer| !layer.deltas().is_empty());
+        let of_copies = self.embedding.trained.copies.keys().filter_map(|name| layer_of(name)).min();
+        of_deltas.into_iter().chain(of_copies).min().unwrap_or(self.layers.len())
     }
 
     /// The parameters of some layers whose gradients are summed up outside of them: all weights, where they are in fewer bits than gradients

@@ -4,7 +4,7 @@ use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::io_layers::{IoTensor, copied, io_tensors};
 use super::layout::{self, Role};
-use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE, first_layer};
+use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE, layer_of};
 use super::peft::PeftConfig;
 use super::projection::Projection;
 use super::spec::SINKS;
@@ -118,8 +118,8 @@ impl TrainedPart {
         let (targets, copied) = (targets(config, &settings)?, copied(config, &settings)?);
         let embedding_numbers = embedding_numbers(config, &settings);
         let linears = targets.iter().map(|target| &target.linear.name);
-        let names = linears.chain(copied.iter().map(|(name, _)| name)).map(String::as_str);
-        let first_layer = if embedding_numbers > 0 { 0 } else { first_layer(names).unwrap_or(config.num_layers()) };
+        let layers = linears.chain(copied.iter().map(|(name, _)| name)).filter_map(|name| layer_of(name));
+        let first_layer = if embedding_numbers > 0 { 0 } else { layers.min().unwrap_or(config.num_layers()) };
         Ok(Self::Adapter {
             r: targets.iter().map(|target| target.r).max().unwrap_or(lora.r),
             targets: Projection::among(&targets),

@@ -10,11 +10,6 @@ pub(super) fn layer_of(name: &str) -> Option<usize> {
     name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }
 
-/// The lowest layer among those of some tensors or linears.
-pub(super) fn first_layer<'a>(names: impl Iterator<Item = &'a str>) -> Option<usize> {
-    names.filter_map(layer_of).min()
-}
-
 /// What a linear is called inside a model of which the language model is a part.
 pub(super) fn inner_module(linear: &str) -> String {
     linear.replacen("model.", INNER, 1)

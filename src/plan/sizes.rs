@@ -90,10 +90,8 @@ pub(super) fn layers(spec: &StepSpec<'_>, plan: &ChunkPlan) -> Vec<LayerMemory> 
     let mut layers: Vec<LayerMemory> = Vec::new();
     for (index, shape) in shapes.iter().enumerate() {
         // The lowest that is trained has no gradient below it.
-        let is_above = |layer: usize| layer > spec.trained.first_layer();
-        let (spec_of, is_alike) = (|layer: usize| &spec.config.layers[layer], |layer: usize| shapes[layer] == *shape);
-        let alike = |&other: &usize| spec_of(other) == spec_of(index) && is_alike(other) && is_above(other) == is_above(index);
-        let known = (0..index).find(alike).map(|other| layers[other].clone());
+        let kind = |layer: usize| (&spec.config.layers[layer], shapes[layer], layer > spec.trained.first_layer());
+        let known = (0..index).find(|&other| kind(other) == kind(index)).map(|other| layers[other].clone());
         layers.push(known.unwrap_or_else(|| layer(spec, plan, index, shape)));
     }
     layers

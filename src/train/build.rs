@@ -102,7 +102,7 @@ pub(super) fn grad_of_run(recipe: &Recipe, run: Option<&Path>) -> GradRecipe {
 
 pub fn engine(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>, run: Option<&Path>) -> Result<Engine, Fault> {
     check_routers(recipe, config)?;
-    let head: Head = match &recipe.head {
+    let head = match &recipe.head {
         HeadRecipe::NextToken => match &recipe.distill {
             Some(distill) => Head::Distilled { weight: distill.weight, temperature: distill.temperature },
             None => Head::NextToken,

@@ -111,7 +111,8 @@ impl<'a> Proofs<'a> {
             None => (choices.clone(), Reference::new(engine, model, batch, &ours.log, context)?),
         };
         let (first_choices, reference) = self.first.insert(first);
-        let bound = ErrorBound::of_stores(engine.settings(), model.first_trained_layer());
+        let first_trained = model.first_trained_layer();
+        let bound = ErrorBound::of_stores(engine.settings(), first_trained);
         let apart = self
             .exact
             .as_ref()
@@ -119,7 +120,7 @@ impl<'a> Proofs<'a> {
             .map(|exact| Comparison::new(&ours.losses, &ours.gradients, &exact.losses, &exact.gradients).worst());
         let columns = engine.settings().plan(batch, context.chunk_sizes)?.columns;
         let widest = columns.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
-        let bands = engine.settings().trained_bands(model.first_trained_layer());
+        let bands = engine.settings().trained_bands(first_trained);
         let highest = bands.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         let found = TilingProof {
             comparison: reference.compare(&ours),

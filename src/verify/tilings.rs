@@ -25,7 +25,8 @@ fn shaped(own: &Recipe, layers: usize, chunks: usize) -> Recipe {
     Recipe { grad, ..own.clone() }
 }
 
-/// A recipe's own tiling, said in layers and chunks as far as they say it: where all columns but those that end with a sequence are equally wide.
+/// A recipe's own tiling, said in layers and chunks as far as they say it: where all columns but those that end with a sequence are equally
+/// wide.
 fn counted(own: &Recipe, num_layers: usize, settings: &Settings, plan: &ChunkPlan) -> Recipe {
     let has_same_sequences = |pair: &&[Range<usize>]| plan.sequences(&pair[0]) == plan.sequences(&pair[1]);
     let mut whole = plan.columns.windows(2).filter(has_same_sequences).map(|pair| pair[0].len());
@@ -59,14 +60,15 @@ const STORES: [[StoreRecipe; 2]; 7] =
 /// Stores of layer checkpoints and undo log where a single band begins with the embedding.
 const STORES_OF_ONE_BAND: [[StoreRecipe; 2]; 2] = [[PLAIN, FILE], [PLAIN, INT8]];
 
-/// All tilings of a model of which the layers `trained` are differentiated that are worth a proof beside `own`, which comes first, as recipes that differ in `grad` and in
-/// where their caches wait and how these grow; no two are the same. `settings` are those of `own`, `plan` is the batch's.
+/// All tilings that are worth a proof beside `own`, which comes first, of a model whose layers `trained` are differentiated: recipes that differ
+/// in `grad` and in where their caches wait and how these grow; no two are the same. `settings` are those of `own`, `plan` is the batch's.
 ///
 /// * Cells of 1, 2, all but one and all of these layers × 1, 2, 3 and all chunks, with plain stores in memory.
 /// * For cells that form several bands and columns, and for a single band: caches that wait on the host and such that do not; where
 ///   nothing leaves the cache, each with every storage.
-/// * For several bands and columns: stores in files, each store rounding alone, both rounding in files; and for a single band an undo log
-///   in a file and one that rounds, which moves the head's turn. A store into which nothing is ever put is left out.
+/// * For several bands and columns, and for a single band that begins above the first layer: stores in files, each store rounding alone,
+///   both rounding in files; and for another single band an undo log in a file and one that rounds, which moves the head's turn. A store
+///   into which nothing is ever put is left out.
 /// * For both: the graphs of one cell, of all but one column, of a band and a cell, and of all cells kept; and attention's outputs kept,
 ///   without graphs and beside one.
 pub fn every_tiling(own: &Recipe, trained: &Range<usize>, settings: &Settings, plan: &ChunkPlan) -> Vec<Recipe> {
@@ -81,17 +83,18 @@ pub fn every_tiling(own: &Recipe, trained: &Range<usize>, settings: &Settings, p
     for shape in [several, one_band] {
         all.extend(caches.iter().map(|kv_cache| Recipe { kv_cache: kv_cache.clone(), ..shaped(own, shape.0, shape.1) }));
     }
+    let begins_above = trained.start > 0 && !trained.is_empty();
     // A single band of all layers has no border, and no undo entry is made where nothing is overwritten.
     let overwrites = settings.slots(plan).iter().any(|&slots| slots < plan.len());
     let waiting = |shape: (usize, usize), [layer_checkpoints, undo_log]: [StoreRecipe; 2]| {
-        let has_borders = shape.0 < num_layers || trained.start > 0 && !trained.is_empty();
+        let has_borders = shape.0 < num_layers || begins_above;
         with(shaped(own, shape.0, shape.1), |grad| {
             grad.layer_checkpoints = if has_borders { layer_checkpoints } else { PLAIN };
             grad.undo_log = if overwrites { of_buffer(undo_log, settings.kv_cache().buffer) } else { PLAIN };
         })
     };
     all.extend(STORES.iter().map(|&stores| waiting(several, stores)));
-    let of_one_band = if trained.start > 0 { &STORES[..] } else { &STORES_OF_ONE_BAND };
+    let of_one_band = if begins_above { &STORES[..] } else { &STORES_OF_ONE_BAND };
     all.extend(of_one_band.iter().map(|&stores| waiting(one_band, stores)));
     let num_columns = num_chunks.div_ceil(several.1);
     for shape in [several, one_band] {
