@@ -21,6 +21,7 @@ use crate::report::table::Table;
 use crate::train::{Bench, BenchOptions};
 use crate::units::{Bytes, Fault, Seconds, counted};
 
+/// Time training steps on random tokens, part by part.
 #[derive(Debug, Args)]
 pub(super) struct BenchSteps {
     #[command(flatten)]
@@ -146,5 +147,5 @@ fn add(table: &mut Table, name: String, get: &dyn Fn(&str) -> Option<f64>) {
     cells.push(copies.map_or("–".to_owned(), |share| format!("{:.2} %", 100.0 * share)));
     cells.push(get("peak_resident_bytes").map_or("–".to_owned(), |peak| Bytes(peak as u64).to_string()));
     cells.extend(get("idle").map(|idle| format!("{:.1} %", 100.0 * idle)));
-    table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
+    table.row(&cells);
 }

@@ -16,6 +16,7 @@ use crate::report::console;
 use crate::train::{self, Calibrated, GRACE_PERIOD, SLOTS_STEP};
 use crate::units::Fault;
 
+/// Calibrate the cache of a model: gates for the policy `learned`, query statistics for `triattention`, slots for each layer.
 #[derive(Debug, Args)]
 pub(super) struct Calibrate {
     /// A run (its `final`, else its newest checkpoint), a checkpoint, or a model without an adapter.

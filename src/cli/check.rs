@@ -23,6 +23,7 @@ use crate::train::{self, ExpectedEvictions, ResolvedRun, RunSchedule};
 use crate::units::{Bytes, Fault};
 use crate::verify::ErrorBound;
 
+/// Check a recipe, its model and its data, and print what would run.
 #[derive(Debug, Args)]
 pub(super) struct Check {
     #[command(flatten)]

@@ -29,6 +29,7 @@ const SHOWN_CHARACTERS: usize = 200;
 /// Characters of the longest bar of the histogram.
 const BAR: usize = 40;
 
+/// Show the rows of data files: what is trained, dropped and cut.
 #[derive(Debug, Args)]
 #[command(mut_arg("place", |recipe| recipe.help("The recipe, which ends in `.toml`; or a data file, a folder of them, or a pattern")))]
 pub(super) struct LookAtData {

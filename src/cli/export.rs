@@ -18,6 +18,7 @@ use crate::report::{console, metrics};
 use crate::train::{self, FoundCheckpoint};
 use crate::units::{Fault, FaultKind};
 
+/// Export a trained adapter or model for PEFT, Transformers, vLLM, llama.cpp or Ollama.
 #[derive(Debug, Args)]
 pub(super) struct Export {
     /// A run (its `final`, else its newest checkpoint), a checkpoint, or an adapter that PEFT has saved.

@@ -42,6 +42,7 @@ pub(super) struct Finetune {
     pub(super) joining: Joining,
 }
 
+/// Resume a run from a checkpoint.
 #[derive(Debug, Args)]
 pub(super) struct Resume {
     /// The directory of the run.

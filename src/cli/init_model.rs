@@ -10,6 +10,7 @@ use crate::model::{self, ModelConfig};
 use crate::report::console;
 use crate::units::Fault;
 
+/// Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations.
 #[derive(Debug, Args)]
 pub(super) struct InitModel {
     /// Hugging Face `config.json` of the model to make.

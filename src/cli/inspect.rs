@@ -12,6 +12,7 @@ use crate::report::console;
 use crate::report::table::Table;
 use crate::units::{Bytes, Fault};
 
+/// Show a run or a checkpoint: settings, figures, files, loss curve; or what the caches of a replay log kept.
 #[derive(Debug, Args)]
 #[command(override_usage = "kvtune inspect [OPTIONS] <RUN|CHECKPOINT|--evictions <LOG>>")]
 pub(super) struct Inspect {

@@ -15,7 +15,8 @@ use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-use super::world::launched;
+use super::options::SharedOptions;
+use super::world::{alone, launched};
 use crate::native::usable_cpus;
 use crate::report::console;
 use crate::units::{Exit, Fault};
@@ -27,7 +28,7 @@ const PASSED_ON: [(i32, Signal); 4] =
     [(SIGINT, Signal::INT), (SIGTERM, Signal::TERM), (SIGUSR1, Signal::USR1), (SIGHUP, Signal::TERM)];
 
 /// The commands whose work ranks share.
-pub(super) const SHARED: [&str; 8] = ["finetune-lora", "finetune-full", "resume", "evaluate", "check", "plan", "bench", "doctor"];
+const SHARED: [&str; 8] = ["finetune-lora", "finetune-full", "resume", "evaluate", "check", "plan", "bench", "doctor"];
 
 /// How often the ranks are looked at.
 const LOOK: Duration = Duration::from_millis(20);
@@ -37,6 +38,7 @@ const LAST_GRACE: Duration = Duration::from_secs(10);
 /// A line that is longer is shown in parts.
 const MAX_LINE: u64 = 1 << 20;
 
+/// Start several ranks of a command on this machine, as torchrun does.
 #[derive(Debug, Args)]
 pub(super) struct LaunchRanks {
     /// The number of ranks to start.
@@ -63,12 +65,17 @@ pub(super) fn follow_launcher() {
     }
 }
 
+/// Whether several ranks may begin a command: they share its work, or it starts others.
+pub(super) fn is_for_ranks(verb: &str) -> bool {
+    verb == "launch" || SHARED.contains(&verb)
+}
+
 impl LaunchRanks {
     /// Starts them, with `options` before the command, whose own win, and waits; returns the exit code of the first that failed.
-    /// `refused_by_all` says why each of them would refuse that.
-    pub(super) fn run(&self, options: Vec<String>, refused_by_all: fn(&[String]) -> Option<String>) -> Result<i32, Fault> {
-        let command = [options, self.command.clone()].concat();
-        check(&command, refused_by_all)?;
+    /// `parser` is that of all commands.
+    pub(super) fn run(&self, options: &SharedOptions, parser: fn() -> clap::Command) -> Result<i32, Fault> {
+        let command = [options.words(), self.command.clone()].concat();
+        check(&command, parser())?;
         let mut signals = Signals::new(PASSED_ON.map(|(number, _)| number)).map_err(|error| {
             Fault::new(Exit::Memory, format!("can't watch for signals: {error}")).with_hint("look at the limits of this process")
         })?;
@@ -103,9 +110,9 @@ impl LaunchRanks {
 }
 
 /// Refuses what would fail on every rank alike, or start ranks of ranks.
-fn check(command: &[String], refused_by_all: fn(&[String]) -> Option<String>) -> Result<(), Fault> {
+fn check(command: &[String], parser: clap::Command) -> Result<(), Fault> {
     let usage = |message: String, hint: &str| Err(Fault::usage(message, hint));
-    if let Some(message) = refused_by_all(command) {
+    if let Some(message) = refused_by_all(command, parser) {
         return usage(message, &format!("ranks share `{}`; start other commands without `launch`", SHARED.join("`, `")));
     }
     match launched()? {
@@ -114,6 +121,23 @@ fn check(command: &[String], refused_by_all: fn(&[String]) -> Option<String>) ->
             "start the command itself there, without `launch`; or unset these variables",
         ),
         _ => Ok(()),
+    }
+}
+
+/// Why each of several ranks would refuse a command.
+fn refused_by_all(words: &[String], parser: clap::Command) -> Option<String> {
+    match parser.try_get_matches_from(std::iter::once("kvtune").chain(words.iter().map(String::as_str))) {
+        Ok(matches) => match matches.subcommand_name() {
+            Some("launch") => Some("a launched rank can't launch ranks".to_owned()),
+            verb => verb.filter(|verb| !is_for_ranks(verb)).map(alone),
+        },
+        Err(error) if error.use_stderr() => {
+            // What is missing stands on lines of its own, up to an empty one.
+            let text = error.to_string();
+            let lines: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+            Some(lines.join(" ").trim_start_matches("error: ").to_owned())
+        }
+        Err(_) => None,
     }
 }
 

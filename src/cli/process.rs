@@ -1,13 +1,15 @@
 //! The process: arguments in, words and an exit code out.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Command, CommandFactory, FromArgMatches, Parser};
 use signal_hook::low_level::exit;
 
-use super::command::{Arguments, Format};
-use super::{Verb, command, device, launch, limits, panics, shell, world};
-use crate::recipe::{Weights, check_policies_by};
+use super::options::{Format, SharedOptions};
+use super::{Verb, device, launch, limits, panics, world};
+use crate::recipe::check_policies_by;
 use crate::report::console::{self, Speech};
 use crate::units::Fault;
 use crate::{cache, data};
@@ -15,8 +17,23 @@ use crate::{cache, data};
 /// Variables of profilers that write what they have seen when the process ends in the ordinary way: CUPTI's, of Nsight, and LLVM's.
 const PROFILERS: [&str; 3] = ["CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "LLVM_PROFILE_FILE"];
 
+const EXAMPLES: &str = include_str!("../../docs/reference/examples.txt");
+
 /// The argument with which the binary renders chat templates for another process of it.
 const RENDERER: &str = "render-chat-templates";
+
+/// Fine-tunes language models on very long sequences, with the KV-cache policy in the loop.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+    /// The verb as its help names it.
+    #[arg(skip)]
+    verb_name: String,
+    #[command(flatten)]
+    options: SharedOptions,
+}
 
 pub fn main() -> ! {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == RENDERER) {
@@ -25,7 +42,7 @@ pub fn main() -> ! {
     data::render_in_children_of("/proc/self/exe", RENDERER);
     check_policies_by(cache::check_policy);
     launch::follow_launcher();
-    let code = command::parse(std::env::args_os()).map_or_else(|error| refused(&error), |arguments| code_of(&arguments));
+    let code = parse(std::env::args_os()).map_or_else(|error| refused(&error), |arguments| code_of(&arguments));
     let _ = io::stdout().flush();
     if PROFILERS.iter().any(|name| std::env::var_os(name).is_some()) {
         std::process::exit(code);
@@ -52,60 +69,12 @@ fn refused(error: &clap::Error) -> i32 {
 
 /// Does what is asked, and returns the exit code.
 fn run(arguments: &Arguments) -> Result<i32, Fault> {
-    let Arguments { quiet: is_quiet, verbose: is_verbose, .. } = *arguments;
-    console::speak(Speech { is_quiet, is_verbose, is_json: arguments.format == Format::Json });
-    // Before ranks meet: they do so by libtorch, which would remember that there is no CUDA.
-    let on = || world::device(arguments.device, arguments.threads);
-    let done = |()| 0;
-    if !is_shared(&arguments.verb_name) {
-        world::refuse_further_ranks(&arguments.verb_name)?;
+    let Arguments { verb, verb_name, options } = arguments;
+    console::speak(Speech { is_quiet: options.quiet, is_verbose: options.verbose, is_json: options.format == Format::Json });
+    if !launch::is_for_ranks(verb_name) {
+        world::refuse_further_ranks(verb_name)?;
     }
-    match &arguments.verb {
-        Verb::Init(verb) => verb.run(on()?).map(done),
-        Verb::FinetuneLora(verb) => {
-            world::with_ranks(on()?, verb.joining, |device, world| verb.run(Weights::Adapter, device, world))
-        }
-        Verb::FinetuneFull(verb) => world::with_ranks(on()?, verb.joining, |device, world| verb.run(Weights::All, device, world)),
-        Verb::Resume(verb) => world::with_ranks(on()?, verb.joining, |device, world| verb.run(device, world)),
-        Verb::Launch(verb) => verb.run(arguments.options(), refused_by_all),
-        Verb::Evaluate(verb) => world::with_ranks(on()?, verb.joining, |device, world| verb.run(device, world).map(done)),
-        Verb::Calibrate(verb) => verb.run(on()?).map(done),
-        Verb::Score(verb) => verb.run().map(done),
-        Verb::Generate(verb) => verb.run(on()?),
-        Verb::Serve(verb) => verb.run(on()?).map(done),
-        Verb::Export(verb) => verb.run(),
-        Verb::Inspect(verb) => verb.run().map(done),
-        Verb::Report(verb) => verb.run().map(done),
-        Verb::Verify(verb) => verb.run(on()?).map(done),
-        Verb::Check(verb) => world::with_ranks(on()?, verb.joining, |device, world| verb.run(device, world).map(done)),
-        Verb::Data(verb) => verb.run().map(done),
-        Verb::Plan(verb) => world::with_ranks(on()?, verb.joining, |device, world| verb.run(device, world).map(done)),
-        Verb::Bench(verb) => world::with_ranks(on()?, verb.joining, |device, world| verb.run(device, world).map(done)),
-        Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(done),
-        Verb::InitModel(verb) => verb.run().map(done),
-        Verb::Completions { shell } => shell::completions(*shell, command::command()).map(done),
-        Verb::Man { dir } => shell::manual(dir, command::command()).map(done),
-    }
-}
-
-/// Whether ranks may begin a command: they share its work, or start others to do so.
-fn is_shared(verb_name: &str) -> bool {
-    verb_name == "launch" || launch::SHARED.contains(&verb_name)
-}
-
-/// Why each of several ranks would refuse a command.
-fn refused_by_all(words: &[String]) -> Option<String> {
-    match command::parse(std::iter::once("kvtune").chain(words.iter().map(String::as_str))) {
-        Ok(Arguments { verb: Verb::Launch(_), .. }) => Some("a launched rank can't launch ranks".to_owned()),
-        Ok(Arguments { verb_name, .. }) if !is_shared(&verb_name) => Some(world::alone(&verb_name)),
-        Err(error) if error.use_stderr() => {
-            // What is missing stands on lines of its own, up to an empty one.
-            let text = error.to_string();
-            let lines: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-            Some(lines.join(" ").trim_start_matches("error: ").to_owned())
-        }
-        _ => None,
-    }
+    verb.run(options, parser)
 }
 
 fn code_of(arguments: &Arguments) -> i32 {
@@ -119,6 +88,44 @@ fn code_of(arguments: &Arguments) -> i32 {
                 console::error(error, error.hint().as_deref());
             }
             error.exit() as i32
+        }
+    }
+}
+
+/// The parser of arguments, with two examples below the help of each verb.
+fn parser() -> Command {
+    // A negative number is a wrong value, not an argument that does not exist.
+    Arguments::command().allow_negative_numbers(true).mut_subcommands(|verb| {
+        let lines = EXAMPLES
+            .lines()
+            .filter(|line| line.split(' ').next() == Some(verb.get_name()))
+            .map(|line| format!("\n  kvtune {line}"));
+        let help = format!("Examples:{}", lines.collect::<String>());
+        verb.allow_negative_numbers(true).after_help(help)
+    })
+}
+
+/// Reads arguments, the first of which is the program's name.
+fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Arguments, clap::Error> {
+    let mut parser = parser();
+    let matches = parser.try_get_matches_from_mut(arguments)?;
+    let arguments = Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut parser))?;
+    Ok(Arguments { verb_name: matches.subcommand_name().unwrap_or_default().to_owned(), ..arguments })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_verb_has_two_examples_that_are_read() {
+        for verb in parser().get_subcommands() {
+            let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert_eq!(help.lines().count(), 3, "{}: {help}", verb.get_name());
+        }
+        for line in EXAMPLES.lines() {
+            let words = line.split(" > ").next().unwrap_or_default().split_whitespace();
+            assert!(parse(["kvtune"].into_iter().chain(words)).is_ok(), "{line}");
         }
     }
 }

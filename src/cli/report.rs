@@ -12,6 +12,7 @@ use crate::inspect::{Evictions, RunContents, read_scores, report_page};
 use crate::report::console;
 use crate::units::Fault;
 
+/// Write one HTML page about one or several runs: curves, scores, answers, settings that differ.
 #[derive(Debug, Args)]
 pub(super) struct ReportRuns {
     /// Runs or checkpoints, which are compared.

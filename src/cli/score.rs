@@ -13,6 +13,7 @@ use crate::report::console;
 use crate::report::table::Table;
 use crate::units::Fault;
 
+/// Score a file of answers: exact match, F1, ROUGE, RULER's string match and others.
 #[derive(Debug, Args)]
 pub(super) struct ScoreAnswers {
     /// JSONL with `prediction` and `references` in each row.

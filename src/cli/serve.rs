@@ -20,6 +20,7 @@ use crate::units::Fault;
 /// A year: a longer time could overflow a deadline.
 const MAX_SECONDS: u64 = 365 * 24 * 3600;
 
+/// Serve a run, a checkpoint or a model over HTTP with an OpenAI-compatible API.
 #[derive(Debug, Args)]
 pub(super) struct Serve {
     #[command(flatten)]

@@ -1,9 +1,9 @@
 //! `kvtune completions` and `kvtune man`: what a shell and `man` know of the commands.
 
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 
-use clap::Command;
+use clap::{Args, Command};
 use clap_complete::Shell;
 use serde_json::json;
 
@@ -11,16 +11,36 @@ use crate::files::io_fault;
 use crate::report::console;
 use crate::units::Fault;
 
-/// Prints the script by which a shell completes all commands of `whole`.
-pub(super) fn completions(shell: Shell, mut whole: Command) -> Result<(), Fault> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut whole, "kvtune", &mut script);
-    console::part(&String::from_utf8_lossy(&script))
+/// Print the script by which a shell completes the commands.
+#[derive(Debug, Args)]
+pub(super) struct Completions {
+    /// The shell that reads the script.
+    #[arg(value_enum, value_name = "SHELL")]
+    shell: Shell,
 }
 
-/// Writes a manual page for `whole`, and one for each of its commands.
-pub(super) fn manual(dir: &Path, whole: Command) -> Result<(), Fault> {
-    let written = fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(whole, dir));
-    written.map_err(io_fault("write to", dir))?;
-    console::outcome(&format!("wrote the manual pages to {}", dir.display()), &json!({ "wrote": dir }))
+/// Write the manual pages, which `man` shows.
+#[derive(Debug, Args)]
+pub(super) struct ManPages {
+    /// Directory to write them to; it is made if it is not there.
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+}
+
+impl Completions {
+    /// For all commands of `parser`.
+    pub(super) fn run(&self, mut parser: Command) -> Result<(), Fault> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut parser, "kvtune", &mut script);
+        console::part(&String::from_utf8_lossy(&script))
+    }
+}
+
+impl ManPages {
+    /// One page for `parser`, and one for each of its commands.
+    pub(super) fn run(&self, parser: Command) -> Result<(), Fault> {
+        let written = fs::create_dir_all(&self.dir).and_then(|()| clap_mangen::generate_to(parser, &self.dir));
+        written.map_err(io_fault("write to", &self.dir))?;
+        console::outcome(&format!("wrote the manual pages to {}", self.dir.display()), &json!({ "wrote": self.dir }))
+    }
 }

@@ -18,6 +18,7 @@ use crate::report::table::Table;
 use crate::units::{Exit, Fault};
 use check::{DoctorCheck, State};
 
+/// Check this machine: libtorch, CPU, driver, GPUs and CUDA libraries, and what does not work and why.
 #[derive(Debug, Args)]
 pub(super) struct Doctor {
     /// Directory for scratch files, whose free space is reported.

@@ -84,7 +84,7 @@ pub(super) fn of(results: &[Evaluated]) -> Table {
             let mut cells: Vec<String> = own.iter().cloned().chain([of]).chain(score).collect();
             cells.resize(COLUMNS.len(), String::new());
             cells.extend(further);
-            table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
+            table.row(&cells);
         };
         for bucket in result.scores.iter().flat_map(|scores| &scores.by_length) {
             add(format!("≤ {} tokens", bucket.up_to), cells(&bucket.score), Vec::new());

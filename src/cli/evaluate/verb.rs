@@ -28,6 +28,7 @@ use crate::report::console;
 use crate::train;
 use crate::units::Fault;
 
+/// Evaluate runs, checkpoints and models with one or several caches: loss, accuracy, generated answers.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Evaluate {
     /// Runs (their `final`, else their newest checkpoint), checkpoints, and models, which have no adapter.

@@ -24,6 +24,7 @@ pub(super) use rules::RuleArguments;
 use template::TemplateArguments;
 use write::{Shown, WrittenTexts};
 
+/// Generate text with a run, a checkpoint or a model, through the cache that it was trained with.
 #[derive(Debug, Args)]
 pub(super) struct Generate {
     #[command(flatten)]

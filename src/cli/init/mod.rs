@@ -13,6 +13,7 @@ use crate::report::console;
 use crate::units::Fault;
 use proposal::proposal;
 
+/// Write a recipe for a model and data, or from another trainer's YAML.
 #[derive(Debug, Args)]
 pub(super) struct Init {
     /// Model directory; its configuration and tokenizer are read, its weights are not.

@@ -19,6 +19,7 @@ use crate::report::console;
 use crate::train;
 use crate::units::{Bytes, Fault};
 
+/// Predict memory and time of a step, and choose the best tiling.
 #[derive(Debug, Args)]
 pub(super) struct Plan {
     #[command(flatten)]

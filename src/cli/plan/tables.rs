@@ -74,7 +74,7 @@ fn alternatives(chosen: &Alternative, others: &[Alternative]) -> Table {
         cells.extend((0..StepPart::ALL.len()).map(|part| time(other.seconds.map(|seconds| seconds[part]))));
         cells.push(time(other.seconds.map(|seconds| seconds.iter().sum())));
         cells.push(if other.fits { "yes" } else { "no" }.to_owned());
-        table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
+        table.row(&cells);
     }
     table
 }

@@ -22,6 +22,7 @@ use crate::units::Fault;
 use crate::verify::{Proofs, fits_in_f64};
 use proof::proof_model;
 
+/// Prove the gradients on your model and data against plain autograd.
 #[derive(Debug, Args)]
 #[command(mut_group("RecipePath", |recipe| recipe.required(false)))]
 #[command(group = ArgGroup::new("subject").args(["place", "recipe", "conformance"]).required(true))]
