@@ -87,10 +87,19 @@ pub(super) struct Coming {
 }
 
 impl Coming {
-    /// Copies that nobody has waited for.
-    #[cfg(test)]
+    /// Tensors that are there.
+    pub(super) fn here(tensors: Vec<Tensor>) -> Self {
+        Self { tensors, copier: copier_of(Device::Cpu), done: CopyMark::PAST }
+    }
+
+    /// The tensors, which may not be there yet.
     pub(super) fn tensors(&self) -> &[Tensor] {
         &self.tensors
+    }
+
+    /// Moves tensors that are there.
+    pub(super) fn move_to(&mut self, device: Device) {
+        self.tensors.iter_mut().for_each(|x| *x = moved(x, device));
     }
 
     /// The tensors, for which the device waits if they are not there yet.
@@ -238,6 +247,10 @@ impl Arena {
             ArenaKind::File(file) => file.ranges.give(piece.start, piece.len),
         }
     }
+}
+
+pub(super) fn moved(x: &Tensor, device: Device) -> Tensor {
+    if x.device() == device { x.shallow_clone() } else { upload(x, device) }
 }
 
 /// Also a copy on the CPU: another tensor may get the memory before the caller is done.

@@ -6,10 +6,9 @@ use std::sync::{Arc, LazyLock};
 
 use tch::{Device, Kind, Tensor};
 
-use super::arena::{Coming, Offloaded};
+use super::arena::{Coming, Offloaded, moved};
 use super::tensor_store::{Store, bytes_of};
 use super::{Bits, blocks, copies_are_async};
-use crate::native::cuda::upload;
 use crate::native::or_panic;
 use crate::recipe::StoreForm;
 use crate::units::{Bytes, Fault};
@@ -46,22 +45,16 @@ impl Bundle for Vec<Tensor> {
     }
 }
 
-/// A bundle of tensors that waits. Clones share their room, which is free again when the last one is dropped: what waits is never written to.
+/// A bundle of tensors that waits: here, in a store, or in both while a copy is ahead of its use. Clones share their room in the store, which
+/// is free again when the last one is dropped: what waits is never written to.
 #[derive(Debug)]
 pub struct Waiting<T: Bundle> {
-    /// How each tensor is made from those in the store; empty where none is.
+    /// How each tensor is made from those in the store; empty where none has been there.
     items: Vec<Item>,
-    place: WaitingPlace,
+    /// The tensors, or what came back from the store, perhaps still on its way.
+    here: Option<Coming>,
+    away: Option<Arc<Offloaded>>,
     bundle: PhantomData<T>,
-}
-
-#[derive(Debug)]
-enum WaitingPlace {
-    /// The tensors themselves, which stay where they are.
-    Here(Vec<Tensor>),
-    Offloaded(Arc<Offloaded>),
-    /// The tensors are being copied to a device. Their copies in the store stay, unless that memory was freed.
-    Coming(Coming, Option<Arc<Offloaded>>),
 }
 
 /// How a tensor can be made again from what waits for it.
@@ -94,27 +87,27 @@ impl Store {
             }
             items.push(Item { bits, size, kind, parts: all.len() - before });
         }
-        let place = WaitingPlace::Offloaded(Arc::new(Offloaded::new(&self.arena, &all)?));
-        Ok(Waiting { items, place, bundle: PhantomData })
+        let away = Arc::new(Offloaded::new(&self.arena, &all)?);
+        Ok(Waiting { items, here: None, away: Some(away), bundle: PhantomData })
     }
 }
 
 impl<T: Bundle> Clone for Waiting<T> {
     fn clone(&self) -> Self {
-        let place = match &self.place {
-            WaitingPlace::Here(tensors) => WaitingPlace::Here(shallow(tensors)),
-            WaitingPlace::Offloaded(offloaded) | WaitingPlace::Coming(_, Some(offloaded)) => {
-                WaitingPlace::Offloaded(offloaded.clone())
-            }
-            WaitingPlace::Coming(coming, None) => WaitingPlace::Here(decoded(&self.items, coming.wait())),
-        };
-        Self { items: self.items.clone(), place, bundle: PhantomData }
+        match (&self.away, &self.here) {
+            (None, Some(here)) => Self::of(self.decoded(here.wait())),
+            (away, _) => Self { items: self.items.clone(), here: None, away: away.clone(), bundle: PhantomData },
+        }
     }
 }
 
 impl<T: Bundle> Waiting<T> {
     pub fn here(bundle: &T) -> Self {
-        Self { items: Vec::new(), place: WaitingPlace::Here(bundle.take_apart()), bundle: PhantomData }
+        Self::of(bundle.take_apart())
+    }
+
+    fn of(tensors: Vec<Tensor>) -> Self {
+        Self { items: Vec::new(), here: Some(Coming::here(tensors)), away: None, bundle: PhantomData }
     }
 
     /// Sends tensors of one device to the host. From a CUDA device they go beside what is computed from here on, and must not be written to
@@ -126,7 +119,7 @@ impl<T: Bundle> Waiting<T> {
     /// Sends tensors as [`Self::send`] does, to a store in memory; tensors of the host need none of its room.
     pub fn send_to(store: &Store, bundle: &T) -> Self {
         let here = Self::here(bundle);
-        let is_sent = matches!(&here.place, WaitingPlace::Here(tensors) if tensors.iter().any(|x| copies_are_async(x.device())));
+        let is_sent = here.tensors().iter().any(|x| copies_are_async(x.device()));
         // Only a file can refuse.
         if is_sent { or_panic(store.offload(bundle)) } else { here }
     }
@@ -134,18 +127,18 @@ impl<T: Bundle> Waiting<T> {
     /// Sets copies out to a device, so that they are there when [`Self::wait`] asks for them. Where copies go on beside what is computed
     /// this returns at once. Once they are under way it does nothing.
     pub fn prefetch(&mut self, device: Device) -> Result<(), Fault> {
-        if let WaitingPlace::Offloaded(offloaded) = &self.place {
-            self.place = WaitingPlace::Coming(offloaded.get(device)?, Some(offloaded.clone()));
+        if let (None, Some(away)) = (&self.here, &self.away) {
+            self.here = Some(away.get(device)?);
         }
         Ok(())
     }
 
     /// Moves the tensors to a device for good: begins the copies as [`Self::prefetch`] does, and gives the room on the host back.
     pub fn leave(&mut self, device: Device) -> Result<(), Fault> {
-        match &mut self.place {
-            WaitingPlace::Here(tensors) => tensors.iter_mut().for_each(|x| *x = moved(x, device)),
-            WaitingPlace::Offloaded(offloaded) => self.place = WaitingPlace::Coming(offloaded.get(device)?, None),
-            WaitingPlace::Coming(_, source) => *source = None,
+        self.prefetch(device)?;
+        self.away = None;
+        if self.items.is_empty() {
+            self.here.iter_mut().for_each(|here| here.move_to(device));
         }
         Ok(())
     }
@@ -154,20 +147,18 @@ impl<T: Bundle> Waiting<T> {
     /// made now.
     pub fn wait(&mut self, device: Device) -> Result<T, Fault> {
         let bundle = self.fetch(device)?;
-        if let WaitingPlace::Coming(_, Some(source)) = &self.place {
-            self.place = WaitingPlace::Offloaded(source.clone());
+        if self.away.is_some() {
+            self.here = None;
         }
         Ok(bundle)
     }
 
     /// Waits like [`Self::wait`], but others may still fetch the bundle: copies that were prefetched stay where they are.
     pub fn fetch(&self, device: Device) -> Result<T, Fault> {
-        let tensors = match &self.place {
-            WaitingPlace::Here(tensors) => tensors.iter().map(|x| moved(x, device)).collect(),
-            WaitingPlace::Offloaded(offloaded) => decoded(&self.items, offloaded.get(device)?.wait()),
-            WaitingPlace::Coming(coming, _) => {
-                decoded(&self.items, coming.wait()).into_iter().map(|x| x.to_device(device)).collect()
-            }
+        let tensors = match (&self.here, &self.away) {
+            (Some(here), _) => self.decoded(here.wait()).iter().map(|x| moved(x, device)).collect(),
+            (None, Some(away)) => self.decoded(away.get(device)?.wait()),
+            (None, None) => Vec::new(),
         };
         Ok(T::put_together(tensors))
     }
@@ -179,53 +170,63 @@ impl<T: Bundle> Waiting<T> {
 
     /// Whether it can be read on the host without waiting.
     pub fn has_come(&self) -> bool {
-        if let WaitingPlace::Offloaded(offloaded) = &self.place { offloaded.has_come() } else { true }
+        match (&self.here, &self.away) {
+            (None, Some(away)) => away.has_come(),
+            _ => true,
+        }
     }
 
     /// Bytes of its tensors where it waits; 0 once it has left.
     pub fn bytes(&self) -> Bytes {
-        match &self.place {
-            WaitingPlace::Here(tensors) => bytes_of(tensors),
-            WaitingPlace::Offloaded(_) | WaitingPlace::Coming(_, Some(_)) => self.items.iter().map(Item::bytes).sum(),
-            WaitingPlace::Coming(_, None) => Bytes(0),
-        }
+        if self.away.is_some() { self.items.iter().map(Item::bytes).sum() } else { self.bytes_here() }
     }
 
-    /// Bytes of its tensors outside any store.
+    /// Bytes of its tensors outside any store, where it has never been in one.
     pub fn bytes_here(&self) -> Bytes {
-        if let WaitingPlace::Here(tensors) = &self.place { bytes_of(tensors) } else { Bytes(0) }
+        if self.items.is_empty() { bytes_of(self.tensors()) } else { Bytes(0) }
     }
 
     #[cfg(test)]
     pub(crate) fn bytes_in_store(&self) -> Bytes {
-        if let WaitingPlace::Offloaded(offloaded) | WaitingPlace::Coming(_, Some(offloaded)) = &self.place {
-            offloaded.bytes()
-        } else {
-            Bytes(0)
-        }
+        self.away.as_ref().map_or(Bytes(0), |away| away.bytes())
     }
 
     #[cfg(test)]
     pub(super) fn tensors_ahead(&self) -> Vec<Tensor> {
-        if let WaitingPlace::Coming(coming, _) = &self.place { shallow(coming.tensors()) } else { Vec::new() }
+        if self.items.is_empty() { Vec::new() } else { shallow(self.tensors()) }
+    }
+
+    /// What is here.
+    fn tensors(&self) -> &[Tensor] {
+        self.here.as_ref().map_or(&[], Coming::tensors)
+    }
+
+    /// Tensors in their own kinds and shapes, from those that were in a store.
+    fn decoded(&self, parts: Vec<Tensor>) -> Vec<Tensor> {
+        if self.items.is_empty() {
+            return parts;
+        }
+        let mut parts = parts.into_iter();
+        let one = |item: &Item| {
+            let own: Vec<Tensor> = parts.by_ref().take(item.parts).collect();
+            match item.bits {
+                None => own.into_iter().next().unwrap_or_default(),
+                Some(bits) => blocks::decode(&own, bits, &item.size, item.kind),
+            }
+        };
+        self.items.iter().map(one).collect()
     }
 }
 
 impl Waiting<Tensor> {
     pub fn size(&self) -> Vec<i64> {
-        match (&self.place, &self.items[..]) {
-            (_, [item, ..]) => item.size.clone(),
-            (WaitingPlace::Here(tensors), _) => tensors.iter().flat_map(Tensor::size).collect(),
-            _ => Vec::new(),
-        }
+        let stored = self.items.first().map(|item| item.size.clone());
+        stored.unwrap_or_else(|| self.tensors().iter().flat_map(Tensor::size).collect())
     }
 
     pub fn kind(&self) -> Kind {
-        match (&self.place, &self.items[..]) {
-            (_, [item, ..]) => item.kind,
-            (WaitingPlace::Here(tensors), _) => tensors.first().map_or(Kind::Uint8, Tensor::kind),
-            _ => Kind::Uint8,
-        }
+        let stored = self.items.first().map(|item| item.kind);
+        stored.unwrap_or_else(|| self.tensors().first().map_or(Kind::Uint8, Tensor::kind))
     }
 }
 
@@ -233,23 +234,6 @@ impl Item {
     fn bytes(&self) -> Bytes {
         Bytes(self.size.iter().product::<i64>() as u64 * self.kind.elt_size_in_bytes() as u64)
     }
-}
-
-/// Tensors in their own kinds and shapes, from those that were in a store.
-fn decoded(items: &[Item], parts: Vec<Tensor>) -> Vec<Tensor> {
-    let mut parts = parts.into_iter();
-    let one = |item: &Item| {
-        let own: Vec<Tensor> = parts.by_ref().take(item.parts).collect();
-        match item.bits {
-            None => own.into_iter().next().unwrap_or_default(),
-            Some(bits) => blocks::decode(&own, bits, &item.size, item.kind),
-        }
-    };
-    items.iter().map(one).collect()
-}
-
-fn moved(x: &Tensor, device: Device) -> Tensor {
-    if x.device() == device { x.shallow_clone() } else { upload(x, device) }
 }
 
 fn shallow(tensors: &[Tensor]) -> Vec<Tensor> {
