@@ -90,7 +90,7 @@ impl CacheShape {
 
     /// Widths of all that an entry has beside key and value, plane by plane.
     pub fn further_widths(&self) -> impl Iterator<Item = i64> + use<> {
-        self.model_feature.map(|_| 1).into_iter().chain(self.further.iter().copied())
+        self.further.iter().copied().chain(self.model_feature.map(|_| 1))
     }
 
     /// The kind of what an entry has beside key and value.

@@ -66,7 +66,7 @@ impl LayerCache {
             let KvBlock { k, v, .. } = self.read(region, len);
             (k, v)
         };
-        let numbers = own.further.first().filter(|_| policy.traits().model_feature.is_some());
+        let numbers = own.further.last().filter(|_| policy.traits().model_feature.is_some());
         let model_feature_bgn = numbers.map(|number| number.squeeze_dim(-1).to_kind(Kind::Float));
         let features = policy.describe(&NewEntries { k_bgnd: &own.k, v_bgnd: &own.v, model_feature_bgn, stored: &stored });
         self.notes.set_features(&size, region, &features);

@@ -92,7 +92,7 @@ pub fn notes_per_entry(policy: &dyn Policy, is_prefill: bool) -> usize {
         let features = policy.describe(&NewEntries {
             k_bgnd: &entry,
             v_bgnd: &entry,
-            model_feature_bgn: Some(entry.select(-1, 0)),
+            model_feature_bgn: policy.traits().model_feature.map(|_| entry.select(-1, 0)),
             stored: &stored,
         });
         let features_bgcf = (!features.is_empty()).then(|| Tensor::stack(&features, -1));

@@ -153,10 +153,9 @@ pub trait Policy: Debug + Send {
     /// What must be known of the policy before it scores anything.
     fn traits(&self) -> PolicyTraits<'_>;
 
-    /// Numbers that stay with each entry of a chunk from its writing on: one tensor `(B, G, n)` per feature.
+    /// Numbers that stay with each entry of a chunk from its writing on: one tensor `(B, G, n)` per feature. By default, what the model says.
     fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {
-        let _ = new;
-        Vec::new()
+        new.model_feature_bgn.iter().map(Tensor::shallow_clone).collect()
     }
 
     /// What is to be remembered after a chunk has attended, `(B, G, filled)`; `None` leaves what was.

@@ -11,10 +11,10 @@ pub struct CacheShape {
     pub batch: i64,
     pub groups: i64,
     pub head_dim: i64,
-    /// The number that the model says of each entry, where the policy asks for one: the first plane beside key and value.
-    pub model_feature: Option<ModelFeature>,
-    /// Widths of what an entry has beside these, plane by plane; stored as it is.
+    /// Widths of what an entry has beside key and value, plane by plane; stored as it is.
     pub further: &'static [i64],
+    /// The number that the model says of each entry, where the policy asks for one: the plane behind these, which has no gradient.
+    pub model_feature: Option<ModelFeature>,
     pub cache_length: usize,
     /// Slots to allocate at once; fewer than `cache_length` for a cache that grows, or a sequence that is shorter.
     pub allocated: usize,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tch::{Kind, Tensor, no_grad};
+use tch::{Tensor, no_grad};
 
 use super::layer_budgets::allocate_across_layers;
 use super::layer_state::{ChunkGrads, SharedLayer, link};
@@ -279,15 +279,10 @@ impl Column<'_> {
             if parks {
                 locked(&shared).cache.offload();
             }
-            let end = Tensor::zeros([1], (q.kind(), q.device()));
+            let end = link(&q);
             let all = [q, end].into_iter().chain(own.into_planes()).map(Some).chain([sink_logit]);
             Ok(all.zip(needs).map(|(grad, needed)| grad.filter(|_| needed)).collect())
         })?;
         Ok((out, next))
     }
-}
-
-/// The leaf of the chains: requires grad, whatever is trained.
-pub(super) fn chain_leaf(kind: Kind, device: tch::Device) -> Tensor {
-    Tensor::zeros([1], (kind, device)).set_requires_grad(true)
 }

@@ -2,7 +2,7 @@
 
 use tch::{Tensor, no_grad, with_grad};
 
-use super::attend::{Column, ColumnAttention, Mode, chain_leaf};
+use super::attend::{Column, ColumnAttention, Mode};
 use super::layer_state::link;
 use super::router_balance::RouterTask;
 use super::session::Pass;
@@ -35,7 +35,8 @@ impl CellGraph {
     ) -> Result<Self, Fault> {
         let wants_gradient = column.first > first_trained || !pass.model.embedding_parameters().is_empty();
         let input = input.detach().set_requires_grad(wants_gradient);
-        let chain = chain_leaf(input.kind(), input.device());
+        // Requires grad, whatever is trained.
+        let chain = link(&input).set_requires_grad(true);
         let mode = Mode::Differentiate { policies, chain: &chain, chain_ends: Vec::new() };
         let mut attend = ColumnAttention { column, mode, routers };
         let output = with_grad(|| pass.run(input.shallow_clone(), &mut attend, &mut |_, _| Ok(())))?;

@@ -157,7 +157,7 @@ impl Content {
         };
         let (k, v) = (&self.keys.exact_bgtd, &self.values.exact_bgtd);
         let tags = self.tags_like(k);
-        KvBlock::of_planes([k, v].into_iter().chain(&self.numbers_bgt1).chain([&tags]).map(of))
+        KvBlock::of_planes([k, v].into_iter().chain([&tags]).chain(&self.numbers_bgt1).map(of))
     }
 
     fn tags_like(&self, k_bgtd: &Tensor) -> Tensor {

@@ -158,7 +158,7 @@ impl<'a> Played<'a> {
     /// After a write: what the slow reference holds, once each, with the content of its position, the chunk last.
     fn check_entries(&self, span: &ChunkSpan, reference: &SlowPolicy<'_>) {
         let entries = self.cache.entries();
-        let (keys, values, tags) = (flat(&entries.k), flat(&entries.v), flat(entries.further.last().unwrap()));
+        let (keys, values, tags) = (flat(&entries.k), flat(&entries.v), flat(&entries.further[0]));
         let mut slot = 0;
         for (sequence, head, positions) in by_head(&self.cache.positions()) {
             let what = || self.what(span, sequence, head, &positions);

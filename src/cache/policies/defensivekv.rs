@@ -7,7 +7,7 @@
 use tch::{Kind, Tensor};
 
 use super::window::{Pooling, pooled, window_and_kernel};
-use crate::cache::{NewEntries, Observed, Policy, PolicyTraits};
+use crate::cache::{Observed, Policy, PolicyTraits};
 use crate::ops::attention::ModelFeature;
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
@@ -37,10 +37,6 @@ impl Policy for Defensivekv {
             model_feature: Some(ModelFeature::OutputNorm),
             ..PolicyTraits::default()
         }
-    }
-
-    fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {
-        new.model_feature_bgn.iter().map(Tensor::shallow_clone).collect()
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::{GracePeriod, default_sinks, staying};
-use crate::cache::{Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Queries};
+use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries};
 use crate::ops::attention::ModelFeature;
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
@@ -57,10 +57,6 @@ impl Policy for Learned {
             model_feature: Some(ModelFeature::Gate),
             ..PolicyTraits::default()
         }
-    }
-
-    fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {
-        new.model_feature_bgn.iter().map(Tensor::shallow_clone).collect()
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
