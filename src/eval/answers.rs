@@ -51,7 +51,7 @@ pub fn answer(
     wants_to_stop: &dyn Fn() -> bool,
 ) -> Result<Vec<ScoredAnswer>, Fault> {
     let (rank, ranks) = (world.rank(), world.size());
-    let mut answers = world.agree("reading answers", kept(dataset, spec, &mut file))?.swap_remove(0);
+    let mut answers = world.of_first("reading answers", || kept(dataset, spec, &mut file))?;
     let round = if ranks == 1 { dataset.len() } else { ROUND * spec.width * ranks };
     while answers.len() < dataset.len() {
         let (begin, mut made) = (answers.len(), Vec::new());

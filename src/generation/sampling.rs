@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use std::collections::HashSet;
 
 use rand::rngs::ChaCha8Rng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -92,7 +92,7 @@ impl DrawPlace {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_stream(self.sample);
         rng.set_word_pos(u128::from(self.step) * 2);
-        (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+        rng.random()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::f64::consts::TAU;
 
 use rand::rngs::ChaCha8Rng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use tch::Tensor;
 
 /// Draws from `[-bound, bound)`.
@@ -12,7 +12,7 @@ use tch::Tensor;
 /// `shape` out, f32 on the CPU.
 pub(super) fn uniform(seed: u64, name: &str, shape: &[i64], bound: f64) -> Tensor {
     let mut rng = stream(seed, name);
-    filled(shape, || bound * (2.0 * unit(&mut rng) - 1.0))
+    filled(shape, || bound * (2.0 * rng.random::<f64>() - 1.0))
 }
 
 /// Draws from the normal distribution around 0.
@@ -25,8 +25,8 @@ pub(super) fn normal(seed: u64, name: &str, shape: &[i64], std: f64) -> Tensor {
     filled(shape, || {
         spare.take().unwrap_or_else(|| {
             // Box and Muller: two uniform numbers make two normal ones. 1 - u is never 0, whose logarithm is infinite.
-            let radius = std * (-2.0 * (1.0 - unit(&mut rng)).ln()).sqrt();
-            let (sin, cos) = (TAU * unit(&mut rng)).sin_cos();
+            let radius = std * (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
+            let (sin, cos) = (TAU * rng.random::<f64>()).sin_cos();
             spare = Some(radius * sin);
             radius * cos
         })
@@ -38,11 +38,6 @@ fn stream(seed: u64, name: &str) -> ChaCha8Rng {
     key.update(&seed.to_le_bytes());
     key.update(name.as_bytes());
     ChaCha8Rng::from_seed(*key.finalize().as_bytes())
-}
-
-/// A number in `[0, 1)` with 53 random bits.
-fn unit(rng: &mut ChaCha8Rng) -> f64 {
-    (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
 fn filled(shape: &[i64], mut draw: impl FnMut() -> f64) -> Tensor {

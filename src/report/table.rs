@@ -29,8 +29,8 @@ impl Table {
         Self(table)
     }
 
-    pub fn row(&mut self, cells: &[&str]) {
-        self.0.add_row(cells.to_vec());
+    pub fn row(&mut self, cells: &[impl AsRef<str>]) {
+        self.0.add_row(cells.iter().map(AsRef::as_ref));
     }
 
     /// A row of a name and a value, where there is one.

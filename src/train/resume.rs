@@ -93,7 +93,7 @@ pub fn resume(dir: &Path, from: Option<&str>, overrides: &[String], how: Start<'
 pub fn resume_or_run(recipe: &Recipe, dir: &Path, how: Start<'_>) -> Result<RunOutcome, Fault> {
     let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
     // The first rank says so for all: when others look it may have begun already.
-    let has_begun = ranks.world.agree("looking for a run", Ok(dir.join(RESOLVED_RECIPE).exists()))?.swap_remove(0);
+    let has_begun = ranks.world.of_first("looking for a run", || Ok(dir.join(RESOLVED_RECIPE).exists()))?;
     if !has_begun {
         return run(recipe, dir, how);
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use fault::{Fault, FaultKind};
 pub use quantities::{Bytes, Seconds};
-pub use quoted::{abridged, counted, joined, listed, printable, quoted, shape, shell_word};
+pub use quoted::{abridged, counted, is_unprintable, joined, listed, printable, quoted, shape, shell_word};
 
 /// The items in their order, each once.
 pub fn distinct<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {

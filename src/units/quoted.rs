@@ -110,10 +110,14 @@ pub fn printable(message: &str) -> String {
     text
 }
 
-/// Control characters, and those that turn the direction of writing, are shown by their numbers.
+/// Whether a character would act on a terminal or a page instead of being shown there: controls, and what turns the direction of writing.
+pub fn is_unprintable(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+}
+
+/// What is unprintable is shown by its number.
 fn escape(character: char, text: &mut String) {
-    let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
-    if character.is_control() || turns { text.extend(character.escape_default()) } else { text.push(character) }
+    if is_unprintable(character) { text.extend(character.escape_default()) } else { text.push(character) }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Curves over the steps of a run, as SVG.
 
 use super::svg::{Ink, Svg, Words};
-use super::ticks::{in_short, range, share, ticks};
+use super::ticks::{ends, in_short, range, share, ticks};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Curve {
@@ -49,7 +49,7 @@ impl CurveChart {
             svg.text(LEFT.midpoint(RIGHT), TOP.midpoint(BOTTOM), "no figures", Words::new(13.0, Ink::MUTED).centred());
             return svg.finish();
         };
-        let x_ends = points().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), p| (low.min(p.0), high.max(p.0)));
+        let x_ends = ends(points().map(|p| p.0));
         let frame = Frame { x_ends, y_ends };
         frame.axes(&mut svg);
         for (index, curve) in self.curves.iter().enumerate() {
@@ -74,7 +74,7 @@ impl CurveChart {
             let (Some(first), Some(last)) = (finite().next(), finite().next_back()) else {
                 return format!("{}: no figures", curve.name);
             };
-            let (low, high) = finite().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), p| (l.min(p.1), h.max(p.1)));
+            let (low, high) = ends(finite().map(|p| p.1));
             let [first_y, last_y, low, high] = [first.1, last.1, low, high].map(|v| in_short(v, (v.abs() * 1e-3).max(1e-9)));
             let (from, to) = (first.0, last.0);
             format!("{}: {first_y} at step {from}, {last_y} at {to}, between {low} and {high}", curve.name)

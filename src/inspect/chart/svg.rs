@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use crate::units::is_unprintable;
+
 /// A text as it stands in HTML, SVG or an attribute of either. Control characters, which XML knows no way to write, become visible.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -14,9 +16,9 @@ pub(crate) fn escape(text: &str) -> String {
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
             '\n' | '\t' => out.push(c),
-            // What turns the direction of what follows would reach beyond the text.
-            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
-            c if c.is_control() => out.push('\u{fffd}'),
+            // What turns the direction of what follows would reach beyond the text, and XML has no way to write the last two of a plane.
+            '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+            c if is_unprintable(c) => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }

@@ -1,14 +1,11 @@
 //! A curve in a terminal, in Braille's dots: two across and four down in each character.
 
-use super::ticks::{in_short, share};
+use super::ticks::{ends, in_short, share};
 
 /// The curve through `points` in `columns` × `lines` characters beside its axis, with the ends of both axes; nothing where no point is finite.
 pub fn in_terminal(points: &[(f64, f64)], columns: usize, lines: usize) -> Option<String> {
     let points: Vec<(f64, f64)> = points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
-    let ends = |of: fn(&(f64, f64)) -> f64| {
-        points.iter().map(of).fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
-    };
-    let ((left, right), (bottom, top)) = (ends(|p| p.0), ends(|p| p.1));
+    let ((left, right), (bottom, top)) = (ends(points.iter().map(|p| p.0)), ends(points.iter().map(|p| p.1)));
     if points.is_empty() || columns == 0 || lines == 0 {
         return None;
     }

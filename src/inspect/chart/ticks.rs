@@ -15,9 +15,14 @@ pub(super) fn ticks(low: f64, high: f64, wanted: usize) -> Vec<f64> {
     (0..=((last - first) as usize).min(4 * wanted)).map(|i| (first + i as f64) * step).collect()
 }
 
+/// The lowest and the highest of `values`; infinities, the lower one above, where there are none.
+pub(super) fn ends(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
+}
+
 /// The ends of an axis that shows all of `values`, which are finite: half a tenth beyond them, or from zero; `None` where there are none.
 pub(super) fn range(values: impl Iterator<Item = f64>, is_from_zero: bool) -> Option<(f64, f64)> {
-    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
+    let (low, high) = ends(values);
     if low > high {
         return None;
     }
