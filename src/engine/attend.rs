@@ -25,6 +25,8 @@ pub(super) struct Column<'a> {
     pub(super) end: usize,
     /// Whether the pass goes on from here through all other layers: caches take turns in all of them.
     pub(super) continues: bool,
+    /// Whether anything follows the attention of the last of them.
+    pub(super) has_output: bool,
 }
 
 impl Column<'_> {
@@ -92,13 +94,11 @@ pub(super) enum Mode<'a> {
         /// The part of a chunk that the column is, where it is no whole one.
         part: Option<&'a ChunkPart>,
     },
-    /// Recorded choices are followed in a forward phase that is given its log.
+    /// Recorded choices are followed: in a forward phase that is given its log, or in a layer band's second forward.
     Follow {
         /// The layers whose undo log is kept.
         keeps_undo: Range<usize>,
     },
-    /// A layer band's second forward, for its undo log and its final caches: of the uppermost layer nothing else is needed.
-    Replay,
     /// A cell is computed with autograd: one custom node per layer and chunk, over the shared buffers.
     Differentiate {
         /// What chooses, in the forward phase; recorded choices are followed without it.
@@ -134,11 +134,6 @@ impl ColumnAttention<'_> {
 impl Attend for ColumnAttention<'_> {
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
         let (column, state, wants_output) = (self.column, &self.column.states[layer.0], self.wants_output(layer));
-        let follow = |keeps_undo: bool| {
-            column.with_cache(layer, column.above(layer), || {
-                column.by_chunk(&qkv, |span, qkv| locked(state).replay(span, qkv, keeps_undo, wants_output))
-            })
-        };
         match &mut self.mode {
             Mode::Choose { policies, keeps_undo, part } => {
                 let (policy, keeps_undo) = (&*policies[layer.0], keeps_undo.contains(&layer.0));
@@ -152,8 +147,10 @@ impl Attend for ColumnAttention<'_> {
                     })
                 })
             }
-            Mode::Follow { keeps_undo } => follow(keeps_undo.contains(&layer.0)),
-            Mode::Replay => follow(true),
+            Mode::Follow { keeps_undo } => column.with_cache(layer, column.above(layer), || {
+                let keeps_undo = keeps_undo.contains(&layer.0);
+                column.by_chunk(&qkv, |span, qkv| locked(state).replay(span, qkv, keeps_undo, wants_output))
+            }),
             Mode::Differentiate { policies, chain, chain_ends } => {
                 let policy = policies.map(|policies| &*policies[layer.0]);
                 let (out, end) = column.differentiate(layer, policy, &qkv, chain)?;
@@ -164,7 +161,7 @@ impl Attend for ColumnAttention<'_> {
     }
 
     fn wants_output(&self, layer: LayerIdx) -> bool {
-        !matches!(self.mode, Mode::Replay) || layer.0 + 1 < self.column.end
+        self.column.has_output || layer.0 + 1 < self.column.end
     }
 
     fn model_feature(&self, layer: LayerIdx) -> Option<ModelFeature> {

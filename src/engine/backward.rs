@@ -50,8 +50,10 @@ impl StepRun<'_> {
                 }
             }
             let input = self.input(c, layers.start)?;
-            let (column, routers) = (self.column(c, layers), RouterTask::default());
-            let attend = &mut ColumnAttention { column, mode: Mode::Replay, routers };
+            // Undo log and final caches are wanted, and nothing behind the uppermost layer's keys and values.
+            let column = Column { has_output: false, ..self.column(c, layers) };
+            let (mode, routers) = (Mode::Follow { keeps_undo: layers.clone() }, RouterTask::default());
+            let attend = &mut ColumnAttention { column, mode, routers };
             let _ = self.pass().run(input, attend, &mut |_, _| Ok(()))?;
         }
         Ok(())
@@ -81,7 +83,7 @@ impl StepRun<'_> {
             self.trace.top[c].take().map(|mut gradient| gradient.wait(self.model.device())).transpose()?
         };
         self.emit(Event::CellBackward { band: at, column })?;
-        let below = graph.differentiate(gradient, self.trace.routers.gradient(self.router_weight()).as_ref())?;
+        let below = graph.differentiate(gradient.as_ref(), self.trace.routers.gradient(self.router_weight()).as_ref())?;
         self.check_left_border(c, layers)?;
         self.trace.top[c] = below.as_ref().map(Waiting::send);
         self.sums.take(self.model, layers.clone())?;
@@ -143,7 +145,8 @@ impl StepRun<'_> {
 
     fn column(&self, c: usize, layers: &Range<usize>) -> Column<'_> {
         let session = &self.trace.session;
-        session.column(&session.plan.spans[session.plan.columns[c].clone()], layers.clone())
+        let column = session.column(&session.plan.spans[session.plan.columns[c].clone()], layers.clone());
+        Column { has_output: self.has_output(c, layers.end), ..column }
     }
 
     /// What carries a column through a band's layers.

@@ -45,17 +45,16 @@ impl CellGraph {
         Ok(Self { input, output, chain_ends, routers: routers.roots, chain })
     }
 
-    /// Runs backward from the gradient of the output; none counts as zero. `gradient_x` is that of the probabilities of any one real
+    /// Runs backward from the gradient of the output, where there is one. `gradient_x` is that of the probabilities of any one real
     /// token, where routers have a loss. Returns the gradient of the input, where it is wanted.
-    pub(super) fn differentiate(self, gradient: Option<Tensor>, gradient_x: Option<&Tensor>) -> Result<Option<Tensor>, Fault> {
+    pub(super) fn differentiate(self, gradient: Option<&Tensor>, gradient_x: Option<&Tensor>) -> Result<Option<Tensor>, Fault> {
         let Self { input, output, chain, chain_ends, routers } = self;
-        let gradient = gradient.unwrap_or_else(|| output.zeros_like());
         let end = link(&chain);
         let (mut roots, mut seeds): (Vec<&Tensor>, Vec<&Tensor>) = chain_ends.iter().map(|root| (root, &end)).unzip();
         // Without any trained parameter below, and no gradient wanted, the output has no history.
-        if output.requires_grad() {
+        if let Some(gradient) = gradient.filter(|_| output.requires_grad()) {
             roots.push(&output);
-            seeds.push(&gradient);
+            seeds.push(gradient);
         }
         let of_routers = |gradient_x: &Tensor| -> Vec<Tensor> {
             let gradient = |(probability, real): &(Tensor, Tensor)| (real * gradient_x).to_kind(probability.kind());

@@ -56,7 +56,7 @@ impl<'a> StepRun<'a> {
             match stage {
                 ForwardStage::Column(c) => {
                     self.emit(Event::ForwardColumn { column: self.trace.column(c) })?;
-                    hidden = self.run_column(c)?;
+                    hidden = self.run_column(c, sink.is_some())?;
                     if let Some(sink) = &mut sink {
                         sink(self.trace.start(c), &hidden);
                     }
@@ -73,9 +73,11 @@ impl<'a> StepRun<'a> {
         Ok(self.trace)
     }
 
-    /// One column through all layers; the inputs of layer bands are kept, or the bands' graphs.
-    fn run_column(&mut self, c: usize) -> Result<Tensor, Fault> {
+    /// One column through all layers; the inputs of layer bands are kept, or the bands' graphs. Where nobody wants the last hidden states,
+    /// what is returned means nothing.
+    fn run_column(&mut self, c: usize, wants_hidden: bool) -> Result<Tensor, Fault> {
         let has_router_loss = self.router_weight() > 0.0;
+        let has_output = wants_hidden || self.has_output(c, self.trace.session.layers.len());
         let Self { engine, model, schedule, context, .. } = self;
         let ForwardTrace { session, tokens, checkpoints, routers, kept, .. } = &mut self.trace;
         let (keeps_undo, num_layers) = (schedule.layers_with_undo(c), session.layers.len());
@@ -100,7 +102,7 @@ impl<'a> StepRun<'a> {
                 None => Mode::Follow { keeps_undo },
             };
             let routers = RouterTask::recording(has_router_loss, Some(routers));
-            let column = Column { continues, ..session.column(spans, 0..below) };
+            let column = Column { continues, has_output: continues || has_output, ..session.column(spans, 0..below) };
             hidden = no_grad(|| {
                 pass.run(hidden, &mut ColumnAttention { column, mode, routers }, &mut |layer, input| {
                     if schedule.is_border(layer, c) {
@@ -114,7 +116,8 @@ impl<'a> StepRun<'a> {
             let layers = schedule.layers(band);
             #[cfg(test)]
             crate::units::sabotage::run_out_of_memory((1 + kept.len()) * spans.len() * layers.len());
-            let column = Column { continues, ..session.column(spans, layers) };
+            let has_output = has_output || layers.end < num_layers;
+            let column = Column { continues, has_output, ..session.column(spans, layers) };
             let task = RouterTask::recording(has_router_loss, Some(&mut *routers));
             let graph = CellGraph::record(&mut pass, &hidden, column, policies, task, schedule.first_layer())?;
             hidden = graph.output.detach();

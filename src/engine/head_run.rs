@@ -1,6 +1,7 @@
 //! The head's part of a step: where losses are due, what they add up to, and the gradient that they send down.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use tch::{Device, Tensor};
@@ -64,6 +65,12 @@ impl HeadRun {
         })
     }
 
+    /// The targets of so many positions from `start` on.
+    pub(super) fn targets(&self, start: usize, tokens: usize) -> Range<usize> {
+        let from = |position: usize| self.target_positions.partition_point(|p| p.position < position);
+        from(start)..from(start + tokens)
+    }
+
     /// Adds the losses of a column that begins at position `start`; with a weight, returns the gradient of its hidden states, if any
     /// token of it has a target.
     ///
@@ -77,9 +84,7 @@ impl HeadRun {
         hidden_bne: &Tensor,
         weight: Option<f64>,
     ) -> Result<Option<Tensor>, Fault> {
-        let end = start + hidden_bne.size()[1] as usize;
-        let from = |position: usize| self.target_positions.partition_point(|p| p.position < position);
-        let range = from(start)..from(end);
+        let range = self.targets(start, hidden_bne.size()[1] as usize);
         let (here, sequence_weights) = (&self.target_positions[range.clone()], self.sequence_weights.get(range));
         let soft = soft_rows(&self.soft, here, hidden_bne.device());
         let places = ColumnTargets { start, target_positions: here, sequence_weights, soft: soft.as_ref() };

@@ -139,7 +139,7 @@ impl Session {
 
     /// Some chunks, for some layers to attend over.
     pub(super) fn column<'a>(&'a self, spans: &'a [ChunkSpan], layers: Range<usize>) -> Column<'a> {
-        Column { spans, states: &self.layers, first: layers.start, end: layers.end, continues: false }
+        Column { spans, states: &self.layers, first: layers.start, end: layers.end, continues: false, has_output: true }
     }
 }
 

@@ -46,6 +46,16 @@ impl<'a> StepRun<'a> {
         self.context.map_or(0.0, |context| context.router_weight)
     }
 
+    /// Whether anything of a column follows the attention of the layer before `end`: further layers, the head's targets, or experts, whose
+    /// choices are recorded.
+    pub(super) fn has_output(&self, c: usize, end: usize) -> bool {
+        let (plan, layers) = (&self.trace.session.plan, &self.model.config().layers);
+        let (start, tokens) = plan.tokens(&plan.columns[c]);
+        end < layers.len()
+            || layers[end - 1].feed_forward.experts().is_some()
+            || !self.trace.head.targets(start, tokens).is_empty()
+    }
+
     /// Adds the losses of a column to the head's; returns the gradient of its last hidden states, where one is wanted.
     ///
     /// # Shapes
