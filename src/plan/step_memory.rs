@@ -103,12 +103,12 @@ impl<'a> StepMemory<'a> {
     fn cell_of(&self, band: usize, c: usize) -> CellMemory {
         let layers = self.layers[self.schedule.layers(band)].iter().map(|layer| &layer.columns[c]);
         let sum = |of: fn(&LayerColumn) -> u64| layers.clone().map(of).sum::<u64>();
-        // Nothing follows the attention of the uppermost layer where there are no targets.
-        let without_mlp = self.schedule.layers(band).end == self.layers.len() && !self.columns[c].has_output;
-        let mlp = layers.clone().next_back().filter(|_| without_mlp).map_or(0, |layer| layer.bytes.graph_of_mlp);
+        // Nothing follows the attention of the uppermost layer where there are no targets: neither its sum nor the MLP.
+        let top = self.layers.last().filter(|_| band == 0 && !self.columns[c].has_output);
+        let missing = top.map_or(0, |top| top.columns[c].bytes.graph_of_mlp + self.columns[c].hidden);
         CellMemory {
             is_kept: self.schedule.is_kept(band, c),
-            graph: sum(|layer| layer.bytes.graph) - mlp + self.columns[c].shared,
+            graph: sum(|layer| layer.bytes.graph) - missing + self.columns[c].shared,
             undo: sum(|layer| layer.undo),
             resident_undo: sum(|layer| layer.resident_undo),
             outputs: sum(|layer| layer.outputs),
