@@ -110,11 +110,8 @@ impl RecipeValue for TemplateChoice {
 
     fn checked(self, document: &Document, key: &str) -> Checked<Self> {
         if self.0.trim().is_empty() {
-            return document.refuse(
-                key,
-                format!("`{key}` is empty"),
-                "name a file, or leave the key out to have the model's own",
-            );
+            let hint = "name a file, or leave the key out to have the model's own";
+            return document.refuse(key, format!("`{key}` is empty"), hint);
         }
         if self.0.contains(['{', '\n']) {
             return Ok(self);

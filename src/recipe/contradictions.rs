@@ -198,12 +198,8 @@ impl Contradictions<'_> {
             self.refuse(&["optimizer"], "optimizer.nesterov", message, "set a momentum, as 0.9");
         } else if recipe.dampening > 0.0 && (recipe.nesterov || recipe.momentum == 0.0) {
             let message = "`optimizer.dampening` needs a momentum that does not look ahead";
-            self.refuse(
-                &["optimizer"],
-                "optimizer.dampening",
-                message,
-                "set `optimizer.momentum`, leave out `optimizer.nesterov`",
-            );
+            let hint = "set `optimizer.momentum`, leave out `optimizer.nesterov`";
+            self.refuse(&["optimizer"], "optimizer.dampening", message, hint);
         } else if recipe.min_lr_ratio > 0.0 && recipe.schedule == Schedule::Constant {
             let message = "`optimizer.min_lr_ratio` is set, and a `constant` schedule never falls";
             self.refuse(&["optimizer"], "optimizer.min_lr_ratio", message, "leave it out, or choose `schedule = \"cosine\"`");

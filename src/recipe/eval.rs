@@ -98,12 +98,8 @@ impl RecipeValue for GenerateRecipe {
 
     fn checked(self, document: &Document, key: &str) -> Checked<Self> {
         let metrics: Vec<&str> = self.metrics.iter().map(|metric| metric.name()).collect();
-        document.distinct(
-            &format!("{key}.metrics"),
-            &metrics,
-            1,
-            "name each metric once, as `metrics = [\"exact_match\", \"f1\"]`",
-        )?;
+        let hint = "name each metric once, as `metrics = [\"exact_match\", \"f1\"]`";
+        document.distinct(&format!("{key}.metrics"), &metrics, 1, hint)?;
         for (name, number) in [("samples", self.samples), ("max_new_tokens", self.max_new_tokens)] {
             COUNT.check(document, &format!("{key}.{name}"), &Value::Integer(number as i64))?;
         }

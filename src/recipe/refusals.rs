@@ -21,9 +21,7 @@ impl Refusals {
 
     /// Keeps an error. What else seems wrong with these tables may come from it.
     pub(super) fn add(&mut self, tables: &[&str], error: RecipeError) {
-        for table in tables {
-            self.doubt(table);
-        }
+        self.doubtful.extend(tables.iter().map(|table| (*table).to_owned()));
         self.found.push(error);
     }
 
@@ -46,19 +44,11 @@ impl Refusals {
     /// Looks at what values of these tables come to together, unless one of them is in doubt.
     pub(super) fn weigh<T>(&mut self, tables: &[&str], checked: Checked<T>) -> Option<T> {
         let is_doubtful = self.is_all_doubtful || tables.iter().any(|table| self.doubtful.iter().any(|other| other == table));
-        checked
-            .map_err(|error| {
-                if !is_doubtful {
-                    self.found.push(error);
-                }
-            })
-            .ok()
+        if is_doubtful { checked.ok() } else { self.catch(&[], checked) }
     }
 
     pub(super) fn doubt(&mut self, table: &str) {
-        if !self.doubtful.iter().any(|other| other == table) {
-            self.doubtful.push(table.to_owned());
-        }
+        self.doubtful.push(table.to_owned());
     }
 
     pub(super) fn into_first(self) -> Option<RecipeError> {

@@ -62,11 +62,8 @@ fn by_name(document: &mut Document, refusals: &mut Refusals) -> Checked<Vec<Stri
         named.extend(alone.root.take("data").map(|set| KeyValue { key: name, ..set }));
     }
     if named.is_empty() {
-        return Err(document.source.reject(
-            sets.spot,
-            "`data.sets` lists no data set".to_owned(),
-            "write `[[data.sets]]` with a `path`",
-        ));
+        let (message, hint) = ("`data.sets` lists no data set".to_owned(), "write `[[data.sets]]` with a `path`");
+        return Err(document.source.reject(sets.spot, message, hint));
     }
     document.root.put("data.train", sets.spot, Node { value: NodeValue::Array(files), spot: sets.spot });
     document.root.put(SETS, sets.spot, Node { value: NodeValue::Table(named), spot: sets.spot });

@@ -147,11 +147,8 @@ impl RecipeValue for PathBuf {
     fn checked(self, document: &Document, key: &str) -> Checked<Self> {
         if self.as_os_str().is_empty() {
             let message = format!("`{key}` must be a path, found \"\"");
-            return document.refuse(
-                key,
-                message,
-                "write a path, relative to the recipe's folder; behind `--set`, to the shell's",
-            );
+            let hint = "write a path, relative to the recipe's folder; behind `--set`, to the shell's";
+            return document.refuse(key, message, hint);
         }
         let begin = folder_of(if document.is_override(key) { Path::new("") } else { &document.source.path });
         let mut folder = begin.as_path();
