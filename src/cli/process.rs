@@ -9,7 +9,7 @@ use signal_hook::low_level::exit;
 
 use super::options::{Format, SharedOptions};
 use super::{Verb, device, launch, limits, panics, world};
-use crate::recipe::check_policies_by;
+use crate::recipe::{check_policies_by, know_formats};
 use crate::report::console::{self, Speech};
 use crate::units::Fault;
 use crate::{cache, data};
@@ -41,6 +41,7 @@ pub fn main() -> ! {
     }
     data::render_in_children_of("/proc/self/exe", RENDERER);
     check_policies_by(cache::check_policy);
+    know_formats(data::formats());
     launch::follow_launcher();
     let code = parse(std::env::args_os()).map_or_else(|error| refused(&error), |arguments| code_of(&arguments));
     let _ = io::stdout().flush();

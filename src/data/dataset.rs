@@ -44,7 +44,7 @@ pub(super) struct Samples {
     pub(super) hash: String,
     pub(super) tokens: Tokens,
     pub(super) encoder: Encoder,
-    pub(super) format: DataFormat,
+    pub(super) format: &'static DataFormat,
     /// The end of each prompt that is the beginning of the reply.
     pub(super) reply_prefix: &'static str,
     /// Whether the tokens of each sample have been found to be those that were written.
@@ -207,9 +207,9 @@ impl Dataset {
     }
 
     /// What the files hold; `None` where the data sets differ in it.
-    pub fn format(&self) -> Option<DataFormat> {
+    pub fn format(&self) -> Option<&'static DataFormat> {
         let mut formats = self.sets.iter().map(|set| set.samples.format);
-        formats.next().filter(|first| formats.all(|other| other == *first))
+        formats.next().filter(|first| formats.all(|other| other.name == first.name))
     }
 
     /// Hash of the content of its files: a resumed run must find the same.

@@ -13,7 +13,7 @@ use super::question::FollowUp;
 use super::sample_place::SamplePlace;
 use super::tokenizer::Tokenizer;
 use crate::metrics::strip;
-use crate::recipe::{DataFormat, InitialPart};
+use crate::recipe::InitialPart;
 use crate::units::{Fault, counted};
 
 #[derive(Clone, Debug)]
@@ -28,8 +28,8 @@ pub(super) struct Encoder {
 }
 
 impl Encoder {
-    /// All that decides what it makes of samples of a format, key by key.
-    pub(super) fn identity(&self, format: DataFormat) -> Value {
+    /// All that decides what it makes of samples, which may be messages, key by key.
+    pub(super) fn identity(&self, has_messages: bool) -> Value {
         let tokenizer = self.tokenizer.as_ref();
         let initial = self.initial.as_ref().map(|finder| {
             let InitialPart { end_regex, include_end_string, pad_id, range_is_prefix } = &finder.rule;
@@ -40,7 +40,7 @@ impl Encoder {
         });
         json!({
             "tokenizer": tokenizer.map(Tokenizer::hash), "eos": tokenizer.and_then(|tokenizer| tokenizer.eos().ok()),
-            "vocab_size": self.vocab_size, "pad": self.pad, "initial": initial, "chat": self.chat.identity(format.may_have_messages()),
+            "vocab_size": self.vocab_size, "pad": self.pad, "initial": initial, "chat": self.chat.identity(has_messages),
         })
     }
 

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use super::{DataRequest, ModelLimits, Splits, Tokenizer, open};
-use crate::recipe::{DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong};
+use super::{DataRequest, ModelLimits, Splits, Tokenizer, formats, open};
+use crate::recipe::{DataRecipe, HeadRecipe, Labels, OnTooLong, know_formats};
 use crate::units::Fault;
 
 pub(super) const LIMITS: ModelLimits = ModelLimits { vocab_size: 512, max_positions: 32_768, most_positions: 32_768, pad: None };
@@ -28,11 +28,12 @@ pub(super) struct Fixture {
 }
 
 impl Fixture {
-    pub(super) fn new(format: DataFormat, content: impl AsRef<[u8]>) -> Self {
+    pub(super) fn new(format: &str, content: impl AsRef<[u8]>) -> Self {
+        know_formats(formats());
         let dir = tempfile::tempdir().unwrap();
         let train = dir.path().join("train.jsonl");
         std::fs::write(&train, content).unwrap();
-        let recipe = DataRecipe { format: Some(format), ..DataRecipe::of(train.into()) };
+        let recipe = DataRecipe { format: Some(format.to_owned()), ..DataRecipe::of(train.into()) };
         Self { dir, recipe, head: HeadRecipe::NextToken }
     }
 

@@ -72,8 +72,7 @@ mod tests {
     use super::*;
     use crate::data::fixtures::{Fixture, tokenizer};
     use crate::data::{DataRequest, Sequence, open};
-    use crate::recipe::DataFormat::{PromptCompletion, Tokens};
-    use crate::recipe::{ClassList, DataFormat, HeadRecipe, OnTooLong, WrittenRegex};
+    use crate::recipe::{ClassList, HeadRecipe, OnTooLong, WrittenRegex};
 
     const PAD: u32 = 3;
 
@@ -96,7 +95,7 @@ mod tests {
         format!("{}\n", serde_json::json!({"input_ids": ids, "labels": ids}))
     }
 
-    fn one(format: DataFormat, line: String, rule: &InitialPart) -> (usize, usize) {
+    fn one(format: &str, line: String, rule: &InitialPart) -> (usize, usize) {
         sequences(&Fixture::new(format, line), rule)[0].initial.unwrap()
     }
 
@@ -112,10 +111,10 @@ mod tests {
         for text in texts {
             for (include, regex) in [(true, "###"), (false, "###"), (true, "#+ ?"), (true, "本|é")] {
                 let rule = InitialPart { include_end_string: include, ..rule(regex) };
-                let sequence = sequences(&Fixture::new(PromptCompletion, line(text)), &rule).swap_remove(0);
+                let sequence = sequences(&Fixture::new("prompt-completion", line(text)), &rule).swap_remove(0);
                 let ids = tokenizer().encode(text).unwrap();
                 // As token ids, with one more at the end, which is a target only.
-                let given = sequences(&Fixture::new(Tokens, of_ids(&[&ids[..], &[0]].concat())), &rule).swap_remove(0);
+                let given = sequences(&Fixture::new("tokens", of_ids(&[&ids[..], &[0]].concat())), &rule).swap_remove(0);
                 assert_eq!(sequence.initial, given.initial, "{text}, {regex}");
                 let end = rule.end_in(text).unwrap_or(text.len());
                 let (kept, count) = (kept(&sequence), sequence.initial.unwrap().1);
@@ -127,29 +126,29 @@ mod tests {
         }
         let halves = tokenizer().encode("日").unwrap().len();
         assert!(halves > 1, "a character that is split over tokens");
-        assert_eq!(one(PromptCompletion, line("日本"), &rule("日")), (0, halves));
+        assert_eq!(one("prompt-completion", line("日本"), &rule("日")), (0, halves));
     }
 
     #[test]
     fn pads_on_the_left_belong_to_it_or_do_not() {
         let ids = tokenizer().encode("Read this. ### the cache").unwrap();
-        let (_, alone) = one(Tokens, of_ids(&ids), &rule("###"));
+        let (_, alone) = one("tokens", of_ids(&ids), &rule("###"));
         let padded = of_ids(&[&[PAD; 5][..], &ids].concat());
-        assert_eq!(one(Tokens, padded.clone(), &rule("###")), (0, 5 + alone));
+        assert_eq!(one("tokens", padded.clone(), &rule("###")), (0, 5 + alone));
         let behind = InitialPart { range_is_prefix: false, ..rule("###") };
-        assert_eq!(one(Tokens, padded.clone(), &behind), (5, 5 + alone));
+        assert_eq!(one("tokens", padded.clone(), &behind), (5, 5 + alone));
         // Without a match all of the sequence, of which the last token is not run.
-        assert_eq!(one(Tokens, padded.clone(), &rule("nowhere")), (0, 5 + ids.len() - 1));
-        assert_eq!(one(Tokens, padded, &InitialPart { range_is_prefix: false, ..rule("nowhere") }), (5, 5 + ids.len() - 1));
-        assert_eq!(one(Tokens, of_ids(&[PAD; 6]), &behind), (0, 5));
+        assert_eq!(one("tokens", padded.clone(), &rule("nowhere")), (0, 5 + ids.len() - 1));
+        assert_eq!(one("tokens", padded, &InitialPart { range_is_prefix: false, ..rule("nowhere") }), (5, 5 + ids.len() - 1));
+        assert_eq!(one("tokens", of_ids(&[PAD; 6]), &behind), (0, 5));
         // A pad id in the middle is a token, and a special one has no text.
         let middle = of_ids(&[&ids[..1], &[PAD], &ids[1..]].concat());
-        assert_eq!(one(Tokens, middle, &rule("###")), (0, alone + 1));
+        assert_eq!(one("tokens", middle, &rule("###")), (0, alone + 1));
     }
 
     #[test]
     fn without_a_rule_there_is_none_and_without_a_tokenizer_an_error() {
-        let fixture = Fixture::new(Tokens, of_ids(&[5, 6, 7]));
+        let fixture = Fixture::new("tokens", of_ids(&[5, 6, 7]));
         assert_eq!(fixture.open().unwrap().train.batch(&[0]).unwrap().sequences[0].initial, None);
         let error = open(&DataRequest { initial: Some(&rule("###")), ..fixture.request(None) }, &mut |_, _, _| {}).unwrap_err();
         assert!(error.hint().unwrap().contains("policy"));
@@ -164,17 +163,17 @@ mod tests {
         let alone = finder.of(&plain).unwrap();
         assert_eq!(finder.of(&[&[1], &plain[..]].concat()).unwrap(), 0..alone.end + 1);
         let marked = format!("<|im_start|>{text}<|im_end|>");
-        assert_eq!(one(PromptCompletion, line(&marked), &rule("###|im_end")), (0, alone.end + 1));
+        assert_eq!(one("prompt-completion", line(&marked), &rule("###|im_end")), (0, alone.end + 1));
     }
 
     #[test]
     fn a_classified_prompt_has_one_too() {
         let line = serde_json::json!({"prompt": "Choose. ### the cache", "completion": "A"}).to_string();
-        let sequence = sequences(&Fixture::new(PromptCompletion, line).classify(), &rule("###")).swap_remove(0);
+        let sequence = sequences(&Fixture::new("prompt-completion", line).classify(), &rule("###")).swap_remove(0);
         assert_eq!(kept(&sequence), "Choose. ###");
         // What ends a text may pad, too: the class is then read at the prompt's last token, and the prompt is still whole.
         let line = serde_json::json!({"prompt": "Choose. ### the cache", "completion": "x"}).to_string();
-        let mut fixture = Fixture::new(PromptCompletion, line);
+        let mut fixture = Fixture::new("prompt-completion", line);
         fixture.head = HeadRecipe::SeqClassification(ClassList::Named(vec!["x".into(), "y".into()]));
         let (rule, tokenizer) = (rule("###"), tokenizer());
         let mut request = DataRequest { initial: Some(&rule), ..fixture.request(Some(&tokenizer)) };
@@ -197,9 +196,9 @@ mod tests {
                 let ids = tokenizer().encode(prompt).unwrap();
                 let labels: Vec<i64> = std::iter::repeat_n(-100, ids.len()).chain([0]).collect();
                 let ids = [&ids[..], &[0]].concat();
-                Fixture::new(Tokens, format!("{}\n", serde_json::json!({"input_ids": ids, "labels": labels})))
+                Fixture::new("tokens", format!("{}\n", serde_json::json!({"input_ids": ids, "labels": labels})))
             } else {
-                Fixture::new(PromptCompletion, line(prompt))
+                Fixture::new("prompt-completion", line(prompt))
             };
             let whole = sequences(&fixture, &rule("###")).swap_remove(0);
             let limit = whole.inputs.len() / 2;

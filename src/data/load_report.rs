@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use super::on_too_long::LengthCounts;
 use super::source::DataSource;
 use super::token_cache::{TokenRecord, Tokens};
-use crate::recipe::DataFormat;
 use crate::units::counted;
 
 /// What the data files of a split held, and what became of it: their rows are the samples that are kept, dropped and bad.
@@ -37,10 +36,10 @@ pub struct FileReport {
 impl FileReport {
     pub(super) fn new(source: &DataSource, limit: usize, tokens: &Tokens) -> Self {
         let Tokens { file, record: TokenRecord { counts, .. }, is_cached, problem, .. } = tokens;
-        let origin = match source.format {
+        let origin = match source.format.has_texts {
             _ if *is_cached => "tokenised before",
-            DataFormat::Tokens => "pre-tokenised",
-            _ => "tokenised now",
+            true => "tokenised now",
+            false => "pre-tokenised",
         };
         let mut fingerprints: Vec<u64> = (0..file.len()).map(|sample| file.fingerprint(sample)).collect();
         fingerprints.sort_unstable();

@@ -52,6 +52,7 @@ pub use chat::{
 };
 pub use dataset::Dataset;
 pub use encoded_rows::SampleRow;
+pub use formats::formats;
 pub use initial_part::InitialPartFinder;
 pub use label_tokens::label_tokens;
 pub use load_report::FileReport;

@@ -14,7 +14,7 @@ use super::dataset::{Dataset, Piece, Samples, hash_of};
 use super::encode::Encoder;
 use super::encoded_rows::each_row;
 use super::faults::{self, RowFault};
-use super::formats::ExampleReader;
+use super::formats::{ExampleReader, registered};
 use super::initial_part::InitialPartFinder;
 use super::label_tokens::Classes;
 use super::load_report::FileReport;
@@ -26,7 +26,7 @@ use super::split::split;
 use super::token_cache::{self, RowsRead, TokenRecord, Tokens, hashes_of};
 use super::token_file::{About, TokenWriter};
 use super::tokenizer::Tokenizer;
-use crate::recipe::{DataFormat, DataPaths, DataRecipe, HeadRecipe, InitialPart, ValidationSource};
+use crate::recipe::{DataPaths, DataRecipe, HeadRecipe, InitialPart, ValidationSource};
 use crate::units::Fault;
 
 /// A data set to be opened or looked at, and what its samples become tokens for.
@@ -102,7 +102,7 @@ fn open_set(request: &DataRequest<'_>, watch: Watch<'_>) -> Result<Splits, Fault
         notes.add(validation.as_ref().map(Dataset::notes).unwrap_or_default());
     }
     let warnings = notes.warnings(opener.encoder.chat.recipe.train_on_end_of_turn);
-    let has_texts = train.format() != Some(DataFormat::Tokens) || initial.is_some();
+    let has_texts = train.format().is_none_or(|format| format.has_texts) || initial.is_some();
     let origins = if has_texts { opener.encoder.origins(notes.has_conversations) } else { BTreeMap::new() };
     let encoder = &opener.encoder.chat;
     let chat_template_date = if notes.has_conversations { &encoder.recipe } else { &recipe.chat }.chat_template_date;
@@ -167,7 +167,7 @@ impl<'a> Opener<'a> {
     }
 
     pub(super) fn reader(&self, source: &DataSource) -> Result<ExampleReader<'_>, Fault> {
-        ExampleReader::new(self.recipe, source.format, self.classes.as_ref(), &self.encoder)
+        ExampleReader::new(self.recipe, registered(source.format.name)?, self.classes.as_ref(), &self.encoder)
     }
 
     /// What is run of samples, and the counts of it.
@@ -192,7 +192,7 @@ impl<'a> Opener<'a> {
         let DataRecipe { on_bad_row, max_line_bytes, .. } = self.recipe;
         let key = json!({
             "columns": source.rows.columns, "on_bad_row": on_bad_row.name(), "max_line_bytes": max_line_bytes,
-            "rows": reader.identity(), "tokens": self.encoder.identity(reader.format()),
+            "rows": reader.identity(), "tokens": self.encoder.identity(source.format.has_messages),
         });
         key.to_string()
     }
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn the_second_start_does_not_tokenise() {
-        let fixture = Fixture::new(DataFormat::PromptCompletion, texts(9));
+        let fixture = Fixture::new("prompt-completion", texts(9));
         let first = fixture.open().unwrap();
         assert_eq!(first.files[0].origin, "tokenised now");
         let second = fixture.open().unwrap();
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn damaged_tokens_are_found_out() {
-        let fixture = Fixture::new(DataFormat::PromptCompletion, texts(1));
+        let fixture = Fixture::new("prompt-completion", texts(1));
         let length = fixture.open().unwrap().train.lengths()[0];
         let folder = fixture.dir.path().join("train.jsonl.tokens");
         let cache = std::fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn other_settings_make_other_tokens() {
-        let mut fixture = Fixture::new(DataFormat::PromptCompletion, texts(2));
+        let mut fixture = Fixture::new("prompt-completion", texts(2));
         let trained = |fixture: &Fixture| fixture.open().unwrap().train.batch(&[0]).unwrap().num_targets();
         let completion = trained(&fixture);
         fixture.recipe.train_on_prompt = true;
@@ -318,7 +318,7 @@ mod tests {
             lengths in prop::collection::vec((2_usize..60, 0_u32..4), 1..12), limit in 4_usize..50, overlap in 0_usize..2,
             on_too_long in prop::sample::select(OnTooLong::ALL), fraction in prop_oneof![Just(0.0), 0.1..0.9_f64],
         ) {
-            let mut fixture = Fixture::new(DataFormat::Tokens, plain(&lengths)).limit(limit, on_too_long);
+            let mut fixture = Fixture::new("tokens", plain(&lengths)).limit(limit, on_too_long);
             fixture.recipe.validation = ValidationSource::Fraction(fraction);
             fixture.recipe.split_overlap = if on_too_long == OnTooLong::Split { overlap } else { 0 };
             let too_long = lengths.iter().filter(|(length, _)| *length > limit).count();
@@ -369,20 +369,20 @@ mod tests {
 
     #[test]
     fn only_plain_text_becomes_windows() {
-        let fixture = Fixture::new(DataFormat::PromptCompletion, texts(30)).limit(20, OnTooLong::Split);
+        let fixture = Fixture::new("prompt-completion", texts(30)).limit(20, OnTooLong::Split);
         assert!(
             fixture.error().ends_with("or a text all of whose tokens are targets, which can be split"),
             "{}",
             fixture.error()
         );
-        let mut overlapping = Fixture::new(DataFormat::Tokens, plain(&[(30, 0)])).limit(5, OnTooLong::Split);
+        let mut overlapping = Fixture::new("tokens", plain(&[(30, 0)])).limit(5, OnTooLong::Split);
         overlapping.recipe.split_overlap = 4;
         assert_eq!(overlapping.error(), "windows of 5 tokens cannot share 4: expected at most 3");
     }
 
     #[test]
     fn too_long_samples_are_dropped_cut_or_refused() {
-        let fixture = Fixture::new(DataFormat::PromptCompletion, texts(30));
+        let fixture = Fixture::new("prompt-completion", texts(30));
         let whole = fixture.open().unwrap().train;
         let limit = whole.lengths()[20] + 1;
         let drop = fixture.limit(limit, OnTooLong::Drop);
@@ -418,7 +418,7 @@ mod tests {
 
     #[test]
     fn the_models_positions_limit_too() {
-        let fixture = Fixture::new(DataFormat::Tokens, "{\"input_ids\": [1, 2, 3, 4], \"labels\": [1, 2, 3, 4]}\n");
+        let fixture = Fixture::new("tokens", "{\"input_ids\": [1, 2, 3, 4], \"labels\": [1, 2, 3, 4]}\n");
         let open = |max_positions| {
             let limits = ModelLimits { max_positions, most_positions: max_positions, ..LIMITS };
             open(&DataRequest { limits, ..fixture.request(None) }, &mut |_, _, _| {})
@@ -429,7 +429,7 @@ mod tests {
 
     #[test]
     fn splits_by_seed_or_by_file() {
-        let mut fixture = Fixture::new(DataFormat::PromptCompletion, texts(20));
+        let mut fixture = Fixture::new("prompt-completion", texts(20));
         fixture.recipe.validation = ValidationSource::Fraction(0.25);
         let splits = fixture.open().unwrap();
         let validation = splits.validation.unwrap();
@@ -450,18 +450,18 @@ mod tests {
 
     #[test]
     fn a_batch_of_nothing_is_an_error() {
-        let train = Fixture::new(DataFormat::PromptCompletion, texts(2)).open().unwrap().train;
+        let train = Fixture::new("prompt-completion", texts(2)).open().unwrap().train;
         assert_eq!(train.batch(&[]).unwrap_err().to_string(), "a batch of no samples, expected sample indices below 2");
         assert_eq!(train.batch(&[0, 2]).unwrap_err().to_string(), "a batch of sample 2, expected sample indices below 2");
     }
 
     #[test]
     fn text_needs_a_tokenizer_that_fits_the_model() {
-        let fixture = Fixture::new(DataFormat::PromptCompletion, texts(2));
+        let fixture = Fixture::new("prompt-completion", texts(2));
         let error = open(&fixture.request(None), &mut |_, _, _| {}).unwrap_err();
         assert_eq!(error.to_string(), "text data needs a tokenizer, and the model has no `tokenizer.json`");
         let small = ModelLimits { vocab_size: 40, ..LIMITS };
-        let one = Fixture::new(DataFormat::PromptCompletion, texts(1));
+        let one = Fixture::new("prompt-completion", texts(1));
         let error = open(&DataRequest { limits: small, ..one.request(Some(&tokenizer())) }, &mut |_, _, _| {}).unwrap_err();
         assert!(error.to_string().ends_with("is not below the model's `vocab_size` 40"), "{error}");
         let labels = HeadRecipe::SeqClassificationOnLogits(Labels::Texts(vec!["yes".into(), "two words".into()]));

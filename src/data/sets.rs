@@ -86,7 +86,7 @@ pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>
 mod tests {
     use super::*;
     use crate::data::fixtures::{Fixture, tokenizer};
-    use crate::recipe::{DataFormat, Recipe, ValidationSource};
+    use crate::recipe::{Recipe, ValidationSource};
 
     /// A set of so many texts that begin with a word, of which the first ones are there twice.
     fn rows(word: &str, count: usize, doubled: usize) -> String {
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn weights_say_how_often_an_epoch_has_a_sample() {
-        let mut fixture = Fixture::new(DataFormat::Text, "");
+        let mut fixture = Fixture::new("text", "");
         let talk = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}\n";
         for (name, content) in [("a.jsonl", rows("a", 10, 0)), ("b.jsonl", rows("b", 9, 1)), ("c.jsonl", talk.repeat(4))] {
             fixture.write(name, content);
@@ -111,7 +111,7 @@ mod tests {
             .map(|name| (0..splits.train.len()).filter(|&sample| splits.train.set_of(sample) == Some(name)).count())
             .into();
         assert_eq!(sizes, [23, 3, 4]);
-        assert_eq!(splits.train.format(), None);
+        assert!(splits.train.format().is_none());
         let text = |data: &Dataset, sample| tokenizer().decode(&data.batch(&[sample]).unwrap().sequences[0].inputs).unwrap();
         let mut often = BTreeMap::<String, usize>::new();
         (0..23).for_each(|sample| *often.entry(text(&splits.train, sample)).or_default() += 1);
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn what_is_held_out_and_trained_on_is_counted() {
-        let mut fixture = Fixture::new(DataFormat::Text, rows("a", 6, 2));
+        let mut fixture = Fixture::new("text", rows("a", 6, 2));
         fixture.recipe.validation = ValidationSource::File(fixture.write("v.jsonl", rows("a", 3, 0) + &rows("b", 3, 0)).into());
         let splits = fixture.open().unwrap();
         assert_eq!(splits.shared, 3);
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn files_of_other_formats_are_other_data_sets() {
-        let mut fixture = Fixture::new(DataFormat::Text, rows("a", 12, 0));
+        let mut fixture = Fixture::new("text", rows("a", 12, 0));
         let other = fixture.write("o.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
         fixture.recipe.format = None;
         let both = serde_json::json!([fixture.recipe.train.paths()[0], other]);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::faults::RowFault;
-use super::formats::detect;
+use super::formats::{detect, registered};
 use super::rows::{self, SplitName};
 use super::sample_place::{LineOrRecord, SamplePlace};
 use crate::recipe::{DataFormat, DataPaths, DataRecipe};
@@ -13,7 +13,7 @@ use crate::units::Fault;
 pub struct DataSource {
     /// In the order in which they are read.
     pub files: Vec<PathBuf>,
-    pub format: DataFormat,
+    pub format: &'static DataFormat,
     /// The format and what it was told from, where the recipe does not say.
     pub told: Option<String>,
     /// What of folders was left out.
@@ -29,8 +29,8 @@ impl DataSource {
         let mut notes = Vec::new();
         let files = rows::find(paths.paths(), split, &mut notes)?;
         let mut rows = recipe.clone();
-        let (format, told) = if let Some(format) = recipe.format {
-            (format, None)
+        let (format, told) = if let Some(format) = &recipe.format {
+            (format.as_str(), None)
         } else {
             let detected = detect(&files, &rows)?;
             for path in paths.paths().iter().skip(1) {
@@ -50,6 +50,6 @@ impl DataSource {
             }
             (detected.format, Some(words))
         };
-        Ok(Self { files, format, told, notes, rows })
+        Ok(Self { files, format: &registered(format)?.facts, told, notes, rows })
     }
 }

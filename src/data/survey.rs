@@ -247,7 +247,7 @@ pub(super) fn count_length(counts: &mut Vec<usize>, length: usize) {
 mod tests {
     use super::*;
     use crate::data::fixtures::{Fixture, tokenizer};
-    use crate::recipe::{DataFormat, OnTooLong, TemplateChoice};
+    use crate::recipe::{OnTooLong, TemplateChoice};
     use crate::units::Exit;
 
     fn surveyed(fixture: &Fixture, split: SplitName) -> Result<(Survey, Vec<SampleRow<SurveyedSample>>), Fault> {
@@ -264,29 +264,29 @@ mod tests {
     }
 
     /// Each kind of row that is none, of the format that it can be in; `{long}` becomes a text of many tokens.
-    const KINDS: &[(DataFormat, &str)] = &[
-        (DataFormat::PromptCompletion, "{"),
-        (DataFormat::PromptCompletion, "[1]"),
-        (DataFormat::PromptCompletion, r#"{"prompt": "a"}"#),
-        (DataFormat::PromptCompletion, r#"{"prompt": 1, "completion": "b"}"#),
-        (DataFormat::PromptCompletion, r#"{"prompt": "", "completion": ""}"#),
-        (DataFormat::PromptCompletion, r#"{"prompt": "{long}", "completion": "b"}"#),
-        (DataFormat::PromptCompletion, r#"{"prompt": "a", "completion": "{long}"}"#),
-        (DataFormat::Tokens, r#"{"input_ids": [1, 512], "labels": [1, 512]}"#),
-        (DataFormat::Tokens, r#"{"input_ids": [1, 2], "labels": [1, -100]}"#),
-        (DataFormat::Messages, r#"{"messages": [{"role": "user", "content": "no"}, {"role": "assistant", "content": "a"}]}"#),
-        (DataFormat::Messages, r#"{"messages": [{"role": "user", "content": "a"}]}"#),
-        (DataFormat::Messages, r#"{"messages": [{"content": "a"}]}"#),
-        (DataFormat::Messages, r#"{"messages": [{"role": "user", "content": "a"}], "documents": "d"}"#),
+    const KINDS: &[(&str, &str)] = &[
+        ("prompt-completion", "{"),
+        ("prompt-completion", "[1]"),
+        ("prompt-completion", r#"{"prompt": "a"}"#),
+        ("prompt-completion", r#"{"prompt": 1, "completion": "b"}"#),
+        ("prompt-completion", r#"{"prompt": "", "completion": ""}"#),
+        ("prompt-completion", r#"{"prompt": "{long}", "completion": "b"}"#),
+        ("prompt-completion", r#"{"prompt": "a", "completion": "{long}"}"#),
+        ("tokens", r#"{"input_ids": [1, 512], "labels": [1, 512]}"#),
+        ("tokens", r#"{"input_ids": [1, 2], "labels": [1, -100]}"#),
+        ("messages", r#"{"messages": [{"role": "user", "content": "no"}, {"role": "assistant", "content": "a"}]}"#),
+        ("messages", r#"{"messages": [{"role": "user", "content": "a"}]}"#),
+        ("messages", r#"{"messages": [{"content": "a"}]}"#),
+        ("messages", r#"{"messages": [{"role": "user", "content": "a"}], "documents": "d"}"#),
     ];
 
     const TEMPLATE: &str =
         "{% for m in messages %}{{ raise_exception('refused') if m.content == 'no' }}{{ m.role ~ m.content }}{% endfor %}";
 
-    fn sound(format: DataFormat) -> &'static str {
+    fn sound(format: &str) -> &'static str {
         match format {
-            DataFormat::Tokens => r#"{"input_ids": [1, 2], "labels": [1, 2]}"#,
-            DataFormat::Messages => r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#,
+            "tokens" => r#"{"input_ids": [1, 2], "labels": [1, 2]}"#,
+            "messages" => r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#,
             _ => r#"{"prompt": "a", "completion": "b"}"#,
         }
     }
@@ -337,7 +337,7 @@ mod tests {
                 _ => format!(r#"{{"prompt": "{i}", "completion": "b"}}"#),
             })
             .collect();
-        let mut fixture = Fixture::new(DataFormat::PromptCompletion, rows.join("\n")).limit(30, OnTooLong::Drop);
+        let mut fixture = Fixture::new("prompt-completion", rows.join("\n")).limit(30, OnTooLong::Drop);
         fixture.recipe.on_bad_row = OnBadRow::Drop;
         fixture.recipe.validation = ValidationSource::Fraction(0.3);
         let validation = fixture.open().unwrap().validation.unwrap();
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn warnings_are_told_by_a_survey_too() {
-        let mut fixture = Fixture::new(DataFormat::Messages, sound(DataFormat::Messages));
+        let mut fixture = Fixture::new("messages", sound("messages"));
         fixture.recipe.chat.chat_template = Some(TemplateChoice(TEMPLATE.to_owned()));
         let warnings = surveyed(&fixture, SplitName::Train).unwrap().0.warnings;
         assert!(warnings[0].starts_with("no answer's end-of-turn token is trained"), "{warnings:?}");
@@ -360,7 +360,7 @@ mod tests {
         let turns =
             |answer: &str| format!(r#"{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": "{answer}"}}"#);
         let row = format!(r#"{{"messages": [{}, {}]}}"#, turns("<think>b</think>c"), turns("d"));
-        let mut fixture = Fixture::new(DataFormat::Messages, row);
+        let mut fixture = Fixture::new("messages", row);
         let thoughtless = "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '|' ~ (m.content if loop.last else m.content.split('</think>')[-1]) \
             ~ '<|im_end|>' }}{% endfor %}{{ '<|im_start|>assistant|' if add_generation_prompt }}";
         fixture.recipe.chat.chat_template = Some(TemplateChoice(thoughtless.to_owned()));

@@ -36,8 +36,8 @@ impl Contradictions<'_> {
 
     fn of_data(&mut self, data: &DataRecipe) {
         // The rows tell what a format that is not written contradicts.
-        if let Some((key, error)) = data.format.and_then(|format| data.contradiction(format)) {
-            self.refuse(&["data"], key, error.to_string(), &error.hint().unwrap_or_default());
+        if let Some((key, error)) = data.known_format().and_then(|format| data.contradiction(format)) {
+            self.refuse(&["data"], &key, error.to_string(), &error.hint().unwrap_or_default());
         } else if let Some(train_on) = data.chat.train_on.filter(|&train_on| data.train_on_prompt && train_on != TrainOn::All) {
             let message = format!("`data.train_on_prompt = true` contradicts `data.train_on = \"{train_on}\"`");
             self.refuse(&["data"], "data.train_on_prompt", message, "leave it out");

@@ -6,6 +6,7 @@ use std::fmt;
 use super::chat::ChatRecipe;
 pub use super::data_paths::DataPaths;
 use super::distill::DistillRecipe;
+use super::format::DataFormat;
 use super::table::{either, table};
 use super::value::{COUNT, KeyRule, PART};
 use super::words::words;
@@ -24,12 +25,9 @@ table! {
     pub struct DataRecipe in "data" {
         /// The format of the rows in the files.
         #[also("data.type", "data.format_type")]
-        #[word("longbench-v2", "longbench_v2", "longbenchv2", "LongBenchV2", "LongBench-v2")]
-        #[word("prompt-completion", "prompt_completion")]
-        #[word("messages", "chat", "chat_template", "openai")]
-        #[word("sharegpt", "ShareGPT", "share-gpt", "share_gpt")]
+        #[told(DataFormat::words)]
         #[default("detected from the fields of the first rows")]
-        pub format: Option<DataFormat> = None,
+        pub format: Option<String> = None,
         /// Training samples: a file (`.jsonl`, `.json`, `.csv`, `.parquet`, `.arrow`, `.txt`; texts also as `.gz` or `.zst`), a folder of
         /// files or shards, one saved by `datasets`, a pattern as `data/*.jsonl`, or several of these.
         #[also("data.path", "data.train_file")]
@@ -119,29 +117,6 @@ impl DataRecipe {
     pub fn change(&mut self, change: &dyn Fn(&mut Self)) {
         change(self);
         self.sets.iter_mut().for_each(|set| change(&mut set.data));
-    }
-}
-
-words! {
-    /// What the data files hold.
-    pub enum DataFormat {
-        LongBenchV2 = "longbench-v2",
-        /// Rows with `prompt` and `completion`, which may be lists of messages; of a classification with `prompt` and `label`, or `completion`.
-        PromptCompletion = "prompt-completion",
-        /// Conversations: `messages` with `role` and `content`, also `tools` and `chat_template_kwargs`.
-        Messages = "messages",
-        /// Conversations as `ShareGPT` has them: `conversations` with `from` and `value`.
-        ShareGpt = "sharegpt",
-        /// `instruction`, `input` and `output`, also `system` and `history`, as a conversation.
-        Alpaca = "alpaca",
-        /// Rows with `input_ids`, and `labels` or `label`.
-        Tokens = "tokens",
-        /// Rows with `text`, or a file `.txt` each; all of it is trained. Of a classification with `label`.
-        Text = "text",
-        /// RULER's rows: `input`, `answer_prefix` and `outputs`.
-        Ruler = "ruler",
-        /// HELMET's rows of recall, retrieval, ranking, many examples, questions on long texts, and summaries.
-        Helmet = "helmet",
     }
 }
 

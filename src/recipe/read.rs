@@ -9,7 +9,7 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 
 use super::diagnose::{Checked, RecipeError, listed, suggest};
-use super::tree::{KeyValue, Node, NodeValue, RecipeSource, Spot};
+use super::tree::{Document, KeyValue, Node, NodeValue, RecipeSource, Spot};
 use crate::units::{abridged, quoted};
 
 /// The word for a value that is left to the planner.
@@ -27,6 +27,16 @@ pub(super) fn read_or_auto<T: DeserializeOwned>(node: &Node, path: &str, source:
     }
     let read = T::deserialize(node).map(Some);
     read.map_err(|error| error.at(node.spot, &node.value).or_auto().into_recipe_error(path, source))
+}
+
+/// Refuses a value that is none of the words that another room tells. Before it has told any, each will do.
+pub(super) fn check_told(document: &Document, key: &str, known: Vec<&'static str>) -> Checked<()> {
+    let Some(KeyValue { node, .. }) = document.root.entry(key) else { return Ok(()) };
+    if known.is_empty() || node.as_str().is_some_and(|word| known.contains(&word)) {
+        return Ok(());
+    }
+    let problem = ReadProblem::UnknownWord { word: node.as_str().map(str::to_owned), known };
+    Err(ReadError::new(problem).at(node.spot, &node.value).into_recipe_error(key, &document.source))
 }
 
 /// What is wrong, before it is known where.

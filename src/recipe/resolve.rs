@@ -5,6 +5,7 @@ use super::contradictions::refuse_contradictions;
 use super::data::{ClassList, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels, LongBenchPrompt};
 use super::diagnose::Checked;
 use super::eval::EvalRecipe;
+use super::format::DataFormat;
 use super::grad::{GradRecipe, OpenKey};
 use super::kv_cache::{CacheRecipe, Storage};
 use super::model::{LoraRecipe, ModelRecipe};
@@ -156,8 +157,8 @@ fn cache(document: &Document) -> Checked<CacheRecipe> {
 
 fn head(document: &Document, table: HeadTable, data: &DataRecipe) -> Checked<HeadRecipe> {
     let kind = table.kind;
-    if let Some(format) = data.format.filter(|format| format.is_chat() && kind != HeadKind::NextToken) {
-        let message = format!("`data.format = \"{format}\"` contradicts `head.kind = \"{kind}\"`: a conversation has no class");
+    if let Some(DataFormat { name, .. }) = data.known_format().filter(|format| format.is_chat() && kind != HeadKind::NextToken) {
+        let message = format!("`data.format = \"{name}\"` contradicts `head.kind = \"{kind}\"`: a conversation has no class");
         return document.refuse("data.format", message, "train on what the assistant says with `head.kind = \"next_token\"`");
     }
     for (key, is_set) in [("data.train_on", data.chat.train_on.is_some()), ("data.train_on_prompt", data.train_on_prompt)] {

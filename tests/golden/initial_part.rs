@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kvtune::data::{DataRequest, ModelLimits, Tokenizer, open};
-use kvtune::recipe::{DataFormat, DataRecipe, HeadRecipe, InitialPart, WrittenRegex};
+use kvtune::recipe::{DataRecipe, HeadRecipe, InitialPart, WrittenRegex};
 use serde_json::{Value, json};
 use tch::Tensor;
 
@@ -36,7 +36,7 @@ fn check(name: &str) {
         range_is_prefix: how["range_is_prefix"].as_bool().unwrap(),
     };
     let dir = tempfile::tempdir().unwrap();
-    let data = DataRecipe { format: Some(DataFormat::Tokens), ..DataRecipe::of(sequences(name, dir.path()).into()) };
+    let data = DataRecipe::of(sequences(name, dir.path()).into());
     let tokenizer = Tokenizer::load(&fixture("model-qwen2")).unwrap();
     let limits = ModelLimits { vocab_size: 512, max_positions: 4096, most_positions: 4096, pad: None };
     let head = HeadRecipe::NextToken;

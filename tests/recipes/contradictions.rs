@@ -1,8 +1,9 @@
 //! What cannot be, one line each: the message, and the line that the caret stands on.
 
+use kvtune::data::formats;
 use kvtune::recipe::{Recipe, Weights};
 
-use super::{Caret, refused, with};
+use super::{Caret, SMALL, refused, with};
 
 /// Lines that are added, the key that must be marked, and a part of the message.
 const REFUSED: &[(&str, &str, &str)] = &[
@@ -229,4 +230,20 @@ fn what_has_no_default_is_missed_by_name() {
     assert!(error.message.starts_with("`model.path` is missing") && error.line().is_none(), "{error}");
     assert!(error.further[0].message.starts_with("`data.train` is missing"), "{error}");
     assert!(error.to_string().ends_with("\n  --> /nowhere/a.toml"), "{error}");
+}
+
+#[test]
+fn a_format_that_there_is_not_is_refused_where_it_stands() {
+    let names: Vec<String> = formats().iter().map(|format| format!("`{}`", format.name)).collect();
+    let (last, rest) = names.split_last().unwrap();
+    let all = format!("{} or {last}", rest.join(", "));
+    for (written, message, hint) in [
+        ("\"txt\"", "unknown value `txt` for `data.format`".to_owned(), "did you mean `text`?".to_owned()),
+        ("\"xml\"", "unknown value `xml` for `data.format`".to_owned(), format!("choose {all}")),
+        ("3", format!("`data.format` must be {all}, found `3`"), format!("write {all}")),
+    ] {
+        let error = refused(&SMALL.replace("\"tokens\"", written));
+        assert_eq!((error.message.clone(), error.hint.clone().unwrap()), (message, hint));
+        assert_eq!((error.line(), error.column()), (Some(4), Some(10)));
+    }
 }

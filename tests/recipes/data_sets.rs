@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvtune::recipe::{DataFormat, OnTooLong, Recipe, ValidationSource};
+use kvtune::recipe::{OnTooLong, Recipe, ValidationSource};
 
 use super::{parse, parse_with, refused};
 
@@ -17,7 +17,7 @@ fn the_keys_of_the_table_are_defaults_for_the_sets() {
     let recipe = read.recipe;
     let [talk, books] = &recipe.data.sets[..] else { panic!("{:?}", recipe.data.sets) };
     assert_eq!((&talk.name[..], talk.weight, &books.name[..], books.weight), ("talk", 2.0, "books", 1.0));
-    assert_eq!((talk.data.format, books.data.format), (Some(DataFormat::Messages), Some(DataFormat::Text)));
+    assert_eq!((talk.data.format.as_deref(), books.data.format.as_deref()), (Some("messages"), Some("text")));
     assert_eq!((talk.data.max_seq_length, books.data.max_seq_length), (Some(64), Some(32)));
     assert_eq!((talk.data.on_too_long, books.data.on_too_long), (OnTooLong::Drop, OnTooLong::Drop));
     assert_eq!(talk.data.validation, ValidationSource::Fraction(0.2));

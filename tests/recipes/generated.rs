@@ -1,12 +1,14 @@
 //! What is written from the recipe's tables: those of `docs/reference/recipe.md`, with every key and what other programs call it, and
 //! `recipe.schema.json`, a JSON Schema (draft 7) for editors.
 
-use kvtune::recipe::{ADVICE, FLAT, FOREIGN, Meaning, RecipeKey, TABLES, dotted_keys};
+use kvtune::data::formats;
+use kvtune::recipe::{ADVICE, FLAT, FOREIGN, Meaning, RecipeKey, TABLES, dotted_keys, know_formats};
 use serde_json::{Map, Value, json};
 
 /// The Markdown tables of the reference, in their order: one for each table of the recipe, then what stands at the top of the file,
 /// other names of keys, other names of values, keys whose meaning depends on their value, and keys that are refused with advice.
 pub(super) fn reference() -> Vec<String> {
+    know_formats(formats());
     let keys = || dotted_keys().map(|(name, key)| (code(&name), key));
     let names = keys().filter(|(_, key)| !key.also.is_empty()).map(|(key, of)| vec![key, codes(of.also)]);
     let flat = format!("`kv_cache.KEY` for the keys {}", codes(FLAT));
@@ -14,8 +16,7 @@ pub(super) fn reference() -> Vec<String> {
         vec!["`kv_cache.policy`, `kv_cache.buffer`".to_owned(), "`kv_cache.name`, as in `\"h2o-torch-quantized8\"`".to_owned()],
         vec!["`kv_cache.policy.NAME.KEY`".to_owned(), flat],
     ];
-    let words =
-        keys().flat_map(|(key, of)| of.words.iter().map(move |(word, others)| vec![key.clone(), code(word), codes(others)]));
+    let words = keys().flat_map(|(key, of)| words_of(of).map(move |(word, others)| vec![key.clone(), code(word), codes(others)]));
     let meanings = FOREIGN.iter().map(|(key, value, meaning)| vec![code(&format!("{key} = {value}")), told(meaning)]);
     let advice = ADVICE.iter().map(|(key, advice)| vec![code(key), (*advice).to_owned()]);
     let mut found: Vec<String> = TABLES.iter().map(|(_, keys)| table_of(keys)).collect();
@@ -37,9 +38,20 @@ fn told(meaning: &Meaning) -> String {
 fn table_of(keys: &[RecipeKey]) -> String {
     let rows = keys.iter().map(|key| {
         let meaning = key.meaning.trim().to_owned();
-        vec![code(&key.name), key.takes.clone(), key.default.clone(), meaning]
+        vec![code(&key.name), takes(key), key.default.clone(), meaning]
     });
     markdown(&["key", "type", "default", "meaning"], rows)
+}
+
+/// Words of its value that have others, with these.
+fn words_of(key: &RecipeKey) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+    key.words.iter().copied().chain((key.told)()).filter(|(_, others)| !others.is_empty())
+}
+
+/// What its value may be: where another room tells all words, one of these.
+fn takes(key: &RecipeKey) -> String {
+    let told: Vec<String> = (key.told)().iter().map(|(word, _)| code(word)).collect();
+    told.split_last().map_or_else(|| key.takes.clone(), |(last, rest)| format!("{} or {last}", rest.join(", ")))
 }
 
 fn markdown(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
@@ -59,6 +71,7 @@ fn codes(texts: &[&str]) -> String {
 
 /// The schema that stands in `docs/reference/recipe.schema.json`: every key with its type, its meaning, and what other programs call it.
 pub(super) fn schema() -> Value {
+    know_formats(formats());
     let mut root = table("A recipe of kvtune");
     for (to, key) in dotted_keys() {
         put(&mut root, &to, property(key));
@@ -75,15 +88,16 @@ pub(super) fn schema() -> Value {
 }
 
 fn property(key: &RecipeKey) -> Value {
-    let takes = key.takes.strip_suffix(", or `auto`").filter(|_| key.may_be_auto);
-    let mut value = of_what_it_takes(takes.unwrap_or(&key.takes));
+    let said = takes(key);
+    let takes = said.strip_suffix(", or `auto`").filter(|_| key.may_be_auto);
+    let mut value = of_what_it_takes(takes.unwrap_or(&said));
     if let Some(words) = value.get_mut("enum").and_then(Value::as_array_mut) {
-        words.extend(key.words.iter().flat_map(|(_, others)| *others).map(|word| Value::from(*word)));
+        words.extend(words_of(key).flat_map(|(_, others)| others).map(|word| Value::from(*word)));
     }
     if key.may_be_auto {
         value = json!({ "anyOf": [value, { "const": "auto" }] });
     }
-    value["description"] = format!("{} Takes: {}. Default: {}.", key.meaning.trim(), key.takes, key.default).into();
+    value["description"] = format!("{} Takes: {}. Default: {}.", key.meaning.trim(), said, key.default).into();
     value
 }
 

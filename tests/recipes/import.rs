@@ -4,10 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use insta::assert_snapshot;
-use kvtune::recipe::{Recipe, RecipeError};
+use kvtune::data::formats;
+use kvtune::recipe::{Recipe, RecipeError, know_formats};
 use tempfile::TempDir;
 
 fn imported(name: &str) -> String {
+    know_formats(formats());
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/other-trainers").join(name);
     let (text, refused) = Recipe::import(&path, &[]).unwrap();
     assert!(refused.is_none(), "{refused:?}");
@@ -15,6 +17,7 @@ fn imported(name: &str) -> String {
 }
 
 fn of_text(yaml: &str) -> Result<String, RecipeError> {
+    know_formats(formats());
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("a.yaml");
     fs::write(&path, yaml).unwrap();

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use kvtune::data::formats;
 use kvtune::recipe::{
-    BatchOrder, BestMetric, CacheLength, Chunking, DataFormat, Dtype, GradRecipe, HeadRecipe, Labels, MetricMode, ModuleSet,
-    OnTooLong, OpenKey, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, ValidationSource, Warmup,
-    Weights,
+    BatchOrder, BestMetric, CacheLength, Chunking, Dtype, GradRecipe, HeadRecipe, Labels, MetricMode, ModuleSet, OnTooLong,
+    OpenKey, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, ValidationSource, Warmup, Weights,
+    know_formats,
 };
 
 use super::{SMALL, parse, parse_with, with};
@@ -164,6 +165,7 @@ fn classification_takes_labels_or_tokens_and_accuracy_wants_the_larger() {
 fn the_recipes_that_come_along_load() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes");
     let load = |name: &str| {
+        know_formats(formats());
         let resolved = Recipe::load(&folder.join(name), &[]).unwrap();
         assert_eq!(resolved.notes, Vec::<String>::new());
         resolved.recipe
@@ -174,7 +176,7 @@ fn the_recipes_that_come_along_load() {
     assert_eq!(quick.model.path, data.join("model"));
     assert_eq!(quick.data.validation, ValidationSource::File(data.join("validation.json").into()));
     let long = load("longbench.toml");
-    assert_eq!((long.data.format, long.data.max_seq_length), (Some(DataFormat::LongBenchV2), Some(32768)));
+    assert_eq!((long.data.format.as_deref(), long.data.max_seq_length), (Some("longbench-v2"), Some(32768)));
 }
 
 #[test]

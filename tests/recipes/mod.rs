@@ -15,7 +15,8 @@ mod typos;
 
 use std::path::Path;
 
-use kvtune::recipe::{Recipe, RecipeError, RecipeLocation, Resolved};
+use kvtune::data::formats;
+use kvtune::recipe::{Recipe, RecipeError, RecipeLocation, Resolved, know_formats};
 
 /// Where the caret of an error stands in the recipe, counted from 1.
 trait Caret {
@@ -41,6 +42,7 @@ fn parse(text: &str) -> Result<Resolved, RecipeError> {
 }
 
 fn parse_with(text: &str, overrides: &[&str]) -> Result<Resolved, RecipeError> {
+    know_formats(formats());
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
     Recipe::parse(text.to_owned(), Path::new("/nowhere/a.toml"), &overrides)
 }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use kvtune::data::formats;
 use kvtune::metrics::Metric;
 use kvtune::recipe::{
     AttentionOutputs, BatchOrder, BatchSize, BestMetric, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe,
-    CheckpointRecipe, Chunking, DataFormat, DataRecipe, DistillRecipe, Dtype, EvalRecipe, GenerateRecipe, GradRecipe, HeadRecipe,
+    CheckpointRecipe, Chunking, DataRecipe, DistillRecipe, Dtype, EvalRecipe, GenerateRecipe, GradRecipe, HeadRecipe,
     HelmetFamily, InitLora, KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, LossMean, MetricMode, ModelRecipe,
     ModuleSet, Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe,
     PolicyRecipe, Pyramid, Recipe, ReportRecipe, RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe,
@@ -97,30 +98,29 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn data(head: HeadRecipe)(format in select(DataFormat::ALL), train in path(), file in option::of(path()),
+    fn data(head: HeadRecipe)(format in select(formats()), train in path(), file in option::of(path()),
             part in 0.0..1.0_f64, max_seq_length in option::of(2..1_000_000_usize), on_too_long in select(OnTooLong::ALL),
             order in select(BatchOrder::ALL), prompt in any::<bool>(), on_bad_row in select(OnBadRow::ALL),
             columns in prop::collection::vec("[a-z]{1,6}", 0..3), max_line_bytes in 1..1_000_000_usize,
             (wording, most, kind) in (select(LongBenchPrompt::ALL), 1..1_000_000_usize, select(HelmetFamily::ALL)),
             chat in chat()) -> DataRecipe {
-        let is_chat = matches!(format, DataFormat::Messages | DataFormat::ShareGpt | DataFormat::Alpaca);
-        let format = if is_chat && head != HeadRecipe::NextToken { DataFormat::PromptCompletion } else { format };
-        let (is_longbench, is_helmet) = (format == DataFormat::LongBenchV2, format == DataFormat::Helmet);
+        // A conversation has no class.
+        let format = if format.is_chat() && head != HeadRecipe::NextToken { formats()[1] } else { format };
+        let (is_longbench, is_helmet) = (format.name == "longbench-v2", format.name == "helmet");
         let prompt_key = (is_longbench && head == HeadRecipe::NextToken).then_some(wording);
         let validation = file.map_or(ValidationSource::Fraction(part), |file| ValidationSource::File(file.into()));
-        let train_on_prompt = prompt && format != DataFormat::Tokens && head == HeadRecipe::NextToken;
-        let is_free = format == DataFormat::PromptCompletion && head == HeadRecipe::NextToken && !train_on_prompt;
+        let train_on_prompt = prompt && format.has_texts && head == HeadRecipe::NextToken;
+        let is_free = format.name == "prompt-completion" && head == HeadRecipe::NextToken && !train_on_prompt;
         let chat = ChatRecipe { train_on: chat.train_on.filter(|_| is_free), ..chat };
         // What a format has not, and what contradicts windows, is refused.
-        let (is_pair, is_sharegpt) = (!is_chat && format != DataFormat::Tokens && format != DataFormat::Text, format == DataFormat::ShareGpt);
         let chat = ChatRecipe {
             train_on_end_of_turn: chat.train_on_end_of_turn || on_too_long == OnTooLong::Split,
-            boundary: if is_pair { chat.boundary } else { Boundary::Separate },
-            roles: if is_sharegpt { chat.roles } else { BTreeMap::new() },
+            boundary: if format.has_prompt { chat.boundary } else { Boundary::Separate },
+            roles: if format.name == "sharegpt" { chat.roles } else { BTreeMap::new() },
             ..chat
         };
-        let columns = format.fields().iter().map(|&field| field.to_owned()).zip(columns).collect();
-        let format = Some(format);
+        let columns = format.fields.split(' ').map(str::to_owned).zip(columns).collect();
+        let format = Some(format.name.to_owned());
         let train = train.into();
         let split_overlap = if on_too_long == OnTooLong::Split { max_seq_length.map_or(3, |length| (length - 2).min(7)) } else { 0 };
         DataRecipe {
@@ -414,7 +414,6 @@ fn what_has_two_forms_prints_in_words() {
         (ModuleSet::Names(vec!["q_proj".into(), "v_proj".into()]).to_string(), "q_proj, v_proj"),
         (Labels::Texts(vec!["A".into(), "B".into()]).to_string(), "A, B"),
         (Labels::Tokens(vec![32, 33]).to_string(), "tokens 32, 33"),
-        (DataFormat::LongBenchV2.to_string(), "longbench-v2"),
     ];
     for (shown, expected) in words {
         assert_eq!(shown, expected);

@@ -16,8 +16,8 @@ use crate::engine::Engine;
 use crate::eval::{self, ANSWERS, AnswerFile, AnswerScores, AnswerSpec, ScoredAnswer};
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SamplingRules};
-use crate::metrics::{Metric, RougeFigure, RougeKind, RougeMeasure};
-use crate::recipe::{DataFormat, HeadRecipe, HelmetFamily, Recipe};
+use crate::metrics::Metric;
+use crate::recipe::{HeadRecipe, Recipe};
 use crate::report::console;
 use crate::units::Fault;
 
@@ -119,13 +119,14 @@ impl AnswerArguments {
         let own = own_rules(&recipe.model.path)?;
         let sampling = SamplingRules { do_sample: false, ..own.sampling };
         let rules = self.rules.over(GenerationRules { sampling, max_new_tokens: None, max_length: None, ..own })?;
+        // Only rankings have labels for references.
+        let are_ranks = || dataset.question(0).is_ok_and(|first| Metric::Ndcg10.score("", &first.references).is_ok());
         let metrics = match (&self.metrics[..], dataset.format()) {
-            ([], Some(DataFormat::LongBenchV2)) => vec![Metric::LongBenchV2],
-            ([], Some(DataFormat::Ruler)) => vec![Metric::RulerAll],
-            ([], Some(DataFormat::Helmet)) => of_helmet(recipe.data.each().find_map(|data| data.family), dataset)?,
-            ([], _) => vec![Metric::ExactMatch, Metric::F1],
-            (asked, _) => asked.to_vec(),
+            ([], Some(format)) => (format.metrics)(&recipe.data, are_ranks()),
+            ([], None) => &[Metric::ExactMatch, Metric::F1],
+            (asked, _) => asked,
         };
+        let metrics = metrics.to_vec();
         // Products of experts are as large as their tokens are many: alone, each text has the same bits whatever was there already.
         let has_experts = model.config().has_experts();
         if has_experts && self.batch.is_some_and(|batch| batch > 1) {
@@ -139,19 +140,6 @@ impl AnswerArguments {
         });
         Ok(Some(AnswerSpec { rules, metrics, width, settings }))
     }
-}
-
-/// HELMET's own of a family, where it is a formula. Only rankings have labels for references.
-fn of_helmet(family: Option<HelmetFamily>, dataset: &Dataset) -> Result<Vec<Metric>, Fault> {
-    Ok(match family {
-        Some(HelmetFamily::Icl) => vec![Metric::ExactMatch, Metric::F1],
-        Some(HelmetFamily::InfbenchChoice) => vec![Metric::ExactMatch],
-        Some(family) if family.is_message() => {
-            vec![Metric::Rouge(RougeMeasure { kind: RougeKind::L, stemmed: true, figure: RougeFigure::F1 })]
-        }
-        _ if Metric::Ndcg10.score("", &dataset.question(0)?.references).is_ok() => vec![Metric::Ndcg10],
-        _ => vec![Metric::Substring],
-    })
 }
 
 /// Beside the run, a file for each checkpoint, split and settings.

@@ -21,7 +21,7 @@ const MAX_CACHE: usize = 16384;
 const MAX_CHUNK: usize = 1024;
 
 struct Seen {
-    format: DataFormat,
+    format: &'static DataFormat,
     /// Tokens of each sample, in ascending order.
     lengths: Vec<usize>,
     /// Rows that are no samples.
@@ -85,7 +85,7 @@ impl Seen {
     fn data(&self) -> String {
         let (count, positions, too_long) = (self.lengths.len(), self.positions, self.longer_than(self.positions));
         let (word, other) = match self.format {
-            DataFormat::Text => ("split", "`drop` leaves them out"),
+            DataFormat { has_texts: true, has_prompt: false, has_messages: false, .. } => ("split", "`drop` leaves them out"),
             _ => ("drop", "`truncate` cuts the middle of their prompts out"),
         };
         let long = format!(
@@ -124,7 +124,7 @@ impl Seen {
             ("{longest}", number(self.quantile(1.0))),
             ("{half}", number(self.quantile(0.5))),
             ("{tenth}", number(self.quantile(0.9))),
-            ("{format}", self.format.to_string()),
+            ("{format}", self.format.name.to_owned()),
             ("{max_seq_length}", number(self.quantile(1.0).min(self.positions).max(2))),
             ("{data}\n", self.data()),
             ("{kv_cache}", self.kv_cache()),

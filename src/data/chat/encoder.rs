@@ -288,11 +288,11 @@ fn no_template(why: impl Display) -> Fault {
 mod tests {
     use super::*;
     use crate::data::fixtures::{Fixture, tokenizer};
-    use crate::recipe::{DataFormat, TemplateChoice};
+    use crate::recipe::TemplateChoice;
 
     #[test]
     fn what_prints_the_date_is_another_the_next_day() {
-        let mut recipe = Fixture::new(DataFormat::Messages, "").recipe;
+        let mut recipe = Fixture::new("messages", "").recipe;
         let at = |recipe: &DataRecipe, time: &str| {
             let time = NaiveDateTime::parse_from_str(time, "%Y-%m-%d %H:%M").unwrap();
             ChatEncoder::at(recipe, Some(&tokenizer()), time)

@@ -2,14 +2,14 @@
 
 use crate::data::Targets;
 use crate::data::fixtures::{Fixture, tokenizer};
-use crate::recipe::{Boundary, DataFormat, OnTooLong, TemplateChoice, TrainOn};
+use crate::recipe::{Boundary, OnTooLong, TemplateChoice, TrainOn};
 use crate::units::Fault;
 
 const TEMPLATE: &str = "{{ tools | tojson if tools }}{{ note }}{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content }}\
     {{ m.tool_calls | tojson if m.tool_calls }}{{ '<|im_end|>\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-fn fixture(format: DataFormat, content: &str) -> Fixture {
+fn fixture(format: &str, content: &str) -> Fixture {
     let mut fixture = Fixture::new(format, content);
     fixture.recipe.chat.chat_template = Some(TemplateChoice(TEMPLATE.to_owned()));
     fixture
@@ -42,31 +42,25 @@ fn each_format_is_a_conversation() {
     let answered = |text: &str| format!("<|im_start|>assistant\n[{text}<|im_end|>\n]");
     let asked = turn("system", "S") + &turn("user", "q") + &answered("a");
     let messages = r#"{"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]"#;
-    assert_eq!(one(DataFormat::Messages, &format!("{messages}}}")), asked);
-    assert_eq!(
-        one(DataFormat::Messages, &format!("{messages}, \"chat_template_kwargs\": {{\"note\": \"N\"}}}}")),
-        format!("N{asked}")
-    );
+    assert_eq!(one("messages", &format!("{messages}}}")), asked);
+    assert_eq!(one("messages", &format!("{messages}, \"chat_template_kwargs\": {{\"note\": \"N\"}}}}")), format!("N{asked}"));
     let tools = r#"[{"name": "f"}]"#;
     for given in [tools.to_owned(), serde_json::to_string(tools).unwrap()] {
         let row = format!("{messages}, \"tools\": {given}, \"x\": 1}}");
-        assert_eq!(one(DataFormat::Messages, &row).replacen('[', "", 1), format!("{tools}{asked}").replacen('[', "", 1));
+        assert_eq!(one("messages", &row).replacen('[', "", 1), format!("{tools}{asked}").replacen('[', "", 1));
     }
     let turns = r#"{"conversations": [{"from": "system", "value": "S"}, {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}"#;
-    assert_eq!(one(DataFormat::ShareGpt, turns), asked);
+    assert_eq!(one("sharegpt", turns), asked);
     let call = r#"{"system": "S", "conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": "{\"name\": \"f\"}"}]}"#;
     let calls = r#"{"type": "function", "function": {"name": "f"}}"#;
-    assert_eq!(one(DataFormat::ShareGpt, call), asked.replace("[a", &format!("[[{calls}]")));
+    assert_eq!(one("sharegpt", call), asked.replace("[a", &format!("[[{calls}]")));
     let alpaca = r#"{"instruction": "i", "input": "n", "output": "a", "system": "S", "history": [["p", "r"]]}"#;
     let history = turn("system", "S") + &turn("user", "p") + &answered("r") + &turn("user", "i\nn") + &answered("a");
-    assert_eq!(one(DataFormat::Alpaca, alpaca), history);
-    assert_eq!(
-        one(DataFormat::Alpaca, r#"{"instruction": "q", "input": "", "output": "a"}"#),
-        turn("user", "q") + &answered("a")
-    );
+    assert_eq!(one("alpaca", alpaca), history);
+    assert_eq!(one("alpaca", r#"{"instruction": "q", "input": "", "output": "a"}"#), turn("user", "q") + &answered("a"));
     let pair = r#"{"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]}"#;
-    assert_eq!(one(DataFormat::PromptCompletion, pair), turn("user", "q") + &answered("a"));
-    let mut tagged = fixture(DataFormat::ShareGpt, &turns.replace("gpt", "bot"));
+    assert_eq!(one("prompt-completion", pair), turn("user", "q") + &answered("a"));
+    let mut tagged = fixture("sharegpt", &turns.replace("gpt", "bot"));
     tagged.recipe.chat.roles.insert("bot".to_owned(), "assistant".to_owned());
     assert_eq!(shown(&tagged).unwrap()[0], asked);
 }
@@ -74,7 +68,7 @@ fn each_format_is_a_conversation() {
 #[test]
 fn the_recipe_says_what_is_trained() {
     let rows = r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 0}, {"role": "user", "content": "r"}, {"role": "assistant", "content": "b", "train": true}]}"#;
-    let mut chat = fixture(DataFormat::Messages, rows);
+    let mut chat = fixture("messages", rows);
     let all = shown(&chat).unwrap().swap_remove(0);
     assert!(all.ends_with("a<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>\n]"), "{all}");
     chat.recipe.chat.train_on_end_of_turn = false;
@@ -88,7 +82,7 @@ fn the_recipe_says_what_is_trained() {
         shown(&chat).unwrap()[0]
             .starts_with("<|im_start|>[user\nq<|im_end|>\n]<|im_start|>assistant\na<|im_end|>\n[<|im_start|>user")
     );
-    let mut pair = fixture(DataFormat::PromptCompletion, r#"{"prompt": "tog", "completion": "ether"}"#);
+    let mut pair = fixture("prompt-completion", r#"{"prompt": "tog", "completion": "ether"}"#);
     pair.recipe.chat.train_on_end_of_turn = false;
     assert_eq!(shown(&pair).unwrap(), ["tog[ether]"]);
     pair.recipe.chat.boundary = Boundary::Joined;
@@ -99,7 +93,7 @@ fn the_recipe_says_what_is_trained() {
         assert!(warnings.len() == 1 && warnings[0].contains("a prompt ends inside of a token"), "{warnings:?}");
     }
     let untrained = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}<|im_end|>{% endfor %}";
-    let mut chat = fixture(DataFormat::Messages, rows);
+    let mut chat = fixture("messages", rows);
     chat.recipe.chat.chat_template = Some(TemplateChoice(untrained.to_owned()));
     for _ in 0..2 {
         let warnings = chat.open().unwrap().warnings;
@@ -109,7 +103,7 @@ fn the_recipe_says_what_is_trained() {
 
 #[test]
 fn what_a_border_swallows_belongs_to_the_answer() {
-    let mut pair = fixture(DataFormat::PromptCompletion, r#"{"prompt": "tog", "completion": "ether"}"#);
+    let mut pair = fixture("prompt-completion", r#"{"prompt": "tog", "completion": "ether"}"#);
     let question = |pair: &Fixture| pair.open().unwrap().train.question(0).unwrap();
     let asked = |pair: &Fixture| tokenizer().decode(&question(pair).prompt).unwrap() + &question(pair).border;
     assert_eq!((asked(&pair), question(&pair).border), ("tog".into(), String::new()));
@@ -126,7 +120,7 @@ fn a_prompt_that_is_trained_is_one_that_can_be_cut_and_asked() {
     );
     let messages =
         format!(r#"{{"messages": [{{"role": "user", "content": "{long}"}}, {{"role": "assistant", "content": "a"}}]}}"#);
-    for (format, row) in [(DataFormat::PromptCompletion, pair), (DataFormat::Messages, messages)] {
+    for (format, row) in [("prompt-completion", pair), ("messages", messages)] {
         let mut chat = fixture(format, &row);
         let asked = |chat: &Fixture| chat.open().unwrap().train.question(0).unwrap().prompt;
         let prompt = asked(&chat);
@@ -142,10 +136,8 @@ fn a_prompt_that_is_trained_is_one_that_can_be_cut_and_asked() {
 
 #[test]
 fn a_text_that_begins_twice_is_told() {
-    let mut chat = fixture(
-        DataFormat::Messages,
-        r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#,
-    );
+    let mut chat =
+        fixture("messages", r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#);
     let model = tempfile::tempdir().unwrap();
     let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
     for name in ["tokenizer.json", "config.json"] {
@@ -164,7 +156,7 @@ fn a_text_that_begins_twice_is_told() {
 #[test]
 fn says_what_is_wrong_with_a_row() {
     let error = |format, content: &str| fixture(format, content).error();
-    let in_messages = |messages: &str| error(DataFormat::Messages, &format!("{{\"messages\": {messages}}}"));
+    let in_messages = |messages: &str| error("messages", &format!("{{\"messages\": {messages}}}"));
     for (messages, fault) in [
         ("[]", "there is no message"),
         ("\"hi\"", "a list of messages is expected, found a string"),
@@ -189,23 +181,23 @@ fn says_what_is_wrong_with_a_row() {
         in_messages(r#"[{"role": "user", "content": "a"}]"#)
             .ends_with("and none to predict: no message of the assistant is trained")
     );
-    assert_eq!(error(DataFormat::Messages, "{}"), "`train.jsonl:1`: field `messages` is missing");
+    assert_eq!(error("messages", "{}"), "`train.jsonl:1`: field `messages` is missing");
     let tools = r#"{"messages": [{"role": "user", "content": "a"}], "tools": 3}"#;
     assert_eq!(
-        error(DataFormat::Messages, tools),
+        error("messages", tools),
         "`train.jsonl:1`: field `tools`: a list of objects is expected, or its JSON as text, found a number"
     );
     for documents in ["3", "[1]", "\"d\""] {
         let row = format!(r#"{{"messages": [{{"role": "user", "content": "a"}}], "documents": {documents}}}"#);
         let expected = "`train.jsonl:1`: field `documents`: a list of objects is expected, found ";
-        assert!(error(DataFormat::Messages, &row).starts_with(expected));
+        assert!(error("messages", &row).starts_with(expected));
     }
 }
 
 #[test]
 fn says_what_is_wrong_with_turns_and_instructions() {
     let error = |format, content: &str| fixture(format, content).error();
-    let turns = |turns: &str| error(DataFormat::ShareGpt, &format!("{{\"conversations\": {turns}}}"));
+    let turns = |turns: &str| error("sharegpt", &format!("{{\"conversations\": {turns}}}"));
     for (wrong, fault) in [
         (r#""a""#, "expected a list of objects with `from` and `value`, found a string"),
         ("[]", "there is no message"),
@@ -236,14 +228,14 @@ fn says_what_is_wrong_with_turns_and_instructions() {
         (r#"{"instruction": "a", "output": "b", "history": [["a"]]}"#, "field `history`: expected a list of pairs"),
         (r#"{"instruction": "a", "output": "b", "history": [["a", 1]]}"#, "field `history`: expected a list of pairs"),
     ] {
-        let error = error(DataFormat::Alpaca, row);
+        let error = error("alpaca", row);
         assert!(error.starts_with("`train.jsonl:1`: ") && error.contains(fault), "{error}");
     }
 }
 
 #[test]
 fn says_why_a_template_refuses_a_row() {
-    let mut refusing = fixture(DataFormat::Messages, "{\"messages\": [{\"role\": \"critic\", \"content\": \"a\"}]}");
+    let mut refusing = fixture("messages", "{\"messages\": [{\"role\": \"critic\", \"content\": \"a\"}]}");
     refusing.recipe.chat.chat_template = Some(TemplateChoice("{{ raise_exception('no role ' ~ messages[0].role) }}".to_owned()));
     assert_eq!(refusing.error(), "`train.jsonl:1`: the chat template of `data.chat_template`: no role critic");
     refusing.recipe.chat.chat_template = None;

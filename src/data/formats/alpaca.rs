@@ -10,9 +10,12 @@ use crate::recipe::DataFormat;
 use crate::units::Fault;
 
 pub(super) const FORMAT: RowFormat = RowFormat {
+    facts: DataFormat {
+        has_messages: true,
+        ..DataFormat::of("alpaca", "instruction input output system history tools documents chat_template_kwargs")
+    },
     known_by: &[&["instruction", "output"]],
-    has_classes: false,
-    ..RowFormat::new(DataFormat::Alpaca, |_, row| conversation(row).map(Example::new))
+    ..RowFormat::new(|_, row| conversation(row).map(Example::new))
 };
 
 fn conversation(row: &mut DataRow) -> Result<ChatSample, Fault> {

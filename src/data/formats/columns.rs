@@ -6,7 +6,6 @@ use serde_json::Value;
 use toml::Value as Toml;
 
 use crate::data::rows::DataRow;
-use crate::recipe::DataFormat;
 
 /// Columns of a prompt and of what follows it, by how often they are meant so.
 const PROMPTS: [&str; 5] = ["prompt", "question", "query", "instruction", "input"];
@@ -19,19 +18,19 @@ const REJECTED: &str = "rejected";
 const MAX_NAME: usize = 8;
 
 /// The format of a row by what people call its columns, and whether another column holds words, which would be left out.
-pub(super) fn known_by_others(row: &DataRow) -> Option<(DataFormat, BTreeMap<String, String>, bool)> {
+pub(super) fn known_by_others(row: &DataRow) -> Option<(&'static str, BTreeMap<String, String>, bool)> {
     let is_list = |name: &str| row.fields().get(name).is_some_and(Value::is_array);
     let of = |pairs: &[(&str, &str)]| pairs.iter().map(|(field, column)| ((*field).to_owned(), (*column).to_owned())).collect();
     let (format, columns): (_, BTreeMap<String, String>) = if is_list("conversation") {
-        (DataFormat::ShareGpt, of(&[("conversations", "conversation")]))
+        ("sharegpt", of(&[("conversations", "conversation")]))
     } else if let Some(input) = ["context", "input"].into_iter().find(|name| is_text(row, name))
         && ["instruction", "response"].iter().all(|name| is_text(row, name))
     {
-        (DataFormat::Alpaca, of(&[("instruction", "instruction"), ("input", input), ("output", "response")]))
+        ("alpaca", of(&[("instruction", "instruction"), ("input", input), ("output", "response")]))
     } else {
         let prompt = PROMPTS.into_iter().find(|name| is_text(row, name))?;
         let completion = COMPLETIONS.into_iter().find(|name| is_text(row, name))?;
-        (DataFormat::PromptCompletion, of(&[("prompt", prompt), ("completion", completion)]))
+        ("prompt-completion", of(&[("prompt", prompt), ("completion", completion)]))
     };
     let says_more = |(name, value): (&String, &Value)| !columns.values().any(|column| column == name) && has_words(value);
     let has_more = row.fields().iter().any(says_more);
@@ -68,16 +67,16 @@ pub(super) fn proposal(row: &DataRow) -> Option<String> {
     let texts: Vec<&str> = names().filter(|name| is_text(row, name)).collect();
     let among = |known: &[&str]| known.iter().find_map(|name| texts.iter().find(|text| text.eq_ignore_ascii_case(name))).copied();
     let (format, fields) = if let Some(name) = names().find(|name| has(name, "role")) {
-        (DataFormat::Messages, vec![("messages", name)])
+        ("messages", vec![("messages", name)])
     } else if let Some(name) = names().find(|name| has(name, "from")) {
-        (DataFormat::ShareGpt, vec![("conversations", name)])
+        ("sharegpt", vec![("conversations", name)])
     } else if let [text] = texts[..] {
-        (DataFormat::Text, vec![("text", text)])
+        ("text", vec![("text", text)])
     } else {
         let prompt = among(&PROMPTS).or(texts.first().copied())?;
         let last = || texts.iter().rev().copied().find(|name| ![prompt, REJECTED].contains(name));
         let completion = among(&COMPLETIONS).filter(|name| *name != prompt).or_else(last)?;
-        (DataFormat::PromptCompletion, vec![("prompt", prompt), ("completion", completion)])
+        ("prompt-completion", vec![("prompt", prompt), ("completion", completion)])
     };
     let pairs: Vec<String> = fields.iter().map(|(field, column)| format!("{field} = {}", Toml::from(*column))).collect();
     let train = Toml::from(row.place().path.display().to_string());

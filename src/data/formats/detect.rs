@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::columns;
-use super::reader::FORMATS;
+use super::{FORMATS, columns};
 use crate::data::faults::{self, RowFault};
 use crate::data::rows::{self, DataRow};
-use crate::recipe::{DataFormat, DataRecipe};
+use crate::recipe::DataRecipe;
 use crate::units::Fault;
 
 const LOOKED_AT: usize = 10;
@@ -15,7 +14,7 @@ const LOOKED_AT: usize = 10;
 /// The format of files, and what it was told from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::data) struct Detected {
-    pub(in crate::data) format: DataFormat,
+    pub(in crate::data) format: &'static str,
     pub(in crate::data) told_from: String,
     pub(in crate::data) columns: BTreeMap<String, String>,
 }
@@ -71,12 +70,12 @@ impl Detected {
 
 /// An error says, too, whether there is a doubt: the columns might be those of a format, and others say more.
 fn of_row(row: &DataRow, may_rename: bool) -> Result<Detected, (Fault, bool)> {
-    let mut by_fields = FORMATS.into_iter().flat_map(|format| format.known_by.iter().map(|&fields| (format.name, fields)));
-    let known = by_fields.find(|(_, fields)| fields.iter().all(|&field| row.fields().contains_key(field)));
+    let by_fields = FORMATS.iter().flat_map(|format| format.known_by.iter().map(move |&fields| (format, fields)));
+    let known = by_fields.filter(|(_, fields)| fields.iter().all(|&field| row.fields().contains_key(field)));
     let listed = |fields: &mut dyn Iterator<Item = &str>| fields.map(|field| format!("`{field}`")).collect::<Vec<_>>().join(", ");
-    if let Some((format, fields)) = known {
+    if let Some((format, fields)) = known.min_by_key(|(format, _)| format.rank) {
         let told_from = format!("the fields {} of {}", listed(&mut fields.iter().copied()), row.place());
-        return Ok(Detected { format, told_from, columns: BTreeMap::new() });
+        return Ok(Detected { format: format.facts.name, told_from, columns: BTreeMap::new() });
     }
     let by_others = columns::known_by_others(row).filter(|_| may_rename);
     let is_doubt = by_others.as_ref().is_some_and(|(.., has_more)| *has_more);

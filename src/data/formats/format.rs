@@ -1,22 +1,25 @@
 //! What a data format is: the fields that its rows are known by, and how a row becomes an example.
 
+use serde_json::{Value, json};
+
 use crate::data::chat::{ChatSample, Conversation, message};
 use crate::data::encode::Encoder;
 use crate::data::example::{Content, Example};
 use crate::data::faults;
 use crate::data::label_tokens::Classes;
+use crate::data::media;
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
-use crate::recipe::{DataFormat, DataRecipe};
+use crate::recipe::{DataFormat, DataRecipe, HelmetFamily, LongBenchPrompt};
 use crate::units::Fault;
 
-pub(super) struct RowFormat {
-    /// The name in recipes, which say there what contradicts it.
-    pub(super) name: DataFormat,
+pub(in crate::data) struct RowFormat {
+    /// What recipes know of it.
+    pub(in crate::data) facts: DataFormat,
     /// The fields that its rows are known by: all of one of these lists.
     pub(super) known_by: &'static [&'static [&'static str]],
-    /// Whether its rows are texts, for which a tokenizer is needed.
-    pub(super) has_texts: bool,
+    /// Of formats whose fields a row has, the first of the lowest rank counts: beside tokens may be their texts, and a `text` beside anything.
+    pub(super) rank: u8,
     /// Whether a head with classes can be trained on its rows.
     pub(super) has_classes: bool,
     /// Whether a prompt is a message of the user where the model has a chat template.
@@ -28,15 +31,16 @@ pub(super) struct RowFormat {
 }
 
 impl RowFormat {
-    /// A format as most are.
-    pub(super) const fn new(name: DataFormat, read: fn(&ExampleReader<'_>, &mut DataRow) -> Result<Example, Fault>) -> Self {
-        Self { name, known_by: &[], has_texts: true, has_classes: true, is_message: |_| false, reply_prefix: |_| "", read }
+    /// A format as most are; its `facts` are still to be said.
+    pub(super) const fn new(read: fn(&ExampleReader<'_>, &mut DataRow) -> Result<Example, Fault>) -> Self {
+        let facts = DataFormat::of("", "");
+        Self { facts, known_by: &[], rank: 1, has_classes: false, is_message: |_| false, reply_prefix: |_| "", read }
     }
 }
 
 /// A format, and what it may ask when it reads rows.
 pub(in crate::data) struct ExampleReader<'a> {
-    pub(super) format: &'static RowFormat,
+    format: &'static RowFormat,
     pub(super) recipe: &'a DataRecipe,
     /// The classes of the head, where it has any.
     pub(super) classes: Option<&'a Classes>,
@@ -46,6 +50,47 @@ pub(in crate::data) struct ExampleReader<'a> {
 }
 
 impl<'a> ExampleReader<'a> {
+    /// # Errors
+    /// The recipe contradicts the format; the format needs a tokenizer and there is none; or it has no classes, which the head asks for.
+    pub(in crate::data) fn new(
+        recipe: &'a DataRecipe,
+        format: &'static RowFormat,
+        classes: Option<&'a Classes>,
+        encoder: &'a Encoder,
+    ) -> Result<Self, Fault> {
+        if let Some((_, error)) = recipe.contradiction(&format.facts) {
+            return Err(error);
+        }
+        let mut reader = Self { format, recipe, classes, encoder, has_template: false };
+        if format.facts.has_texts {
+            reader.tokenizer()?;
+        }
+        if !format.has_classes && classes.is_some() {
+            let message = format!("`data.format = \"{}\"` has no classes, which the head asks for", format.facts.name);
+            return Err(Fault::data(message, "use `head.kind = \"next_token\"`, or rows with `prompt` and `label`"));
+        }
+        reader.has_template = classes.is_none() && (format.is_message)(recipe) && encoder.chat.has_template()?;
+        Ok(reader)
+    }
+
+    /// All that decides what it makes of a row, key by key.
+    pub(in crate::data) fn identity(&self) -> Value {
+        let DataRecipe { prompt, max_prompt_tokens, family, .. } = self.recipe;
+        json!({
+            "format": self.format.facts.name, "classes": self.classes, "prompt": prompt.map(LongBenchPrompt::name),
+            "max_prompt_tokens": max_prompt_tokens, "family": family.map(HelmetFamily::name), "has_template": self.has_template,
+        })
+    }
+
+    pub(in crate::data) fn reply_prefix(&self) -> &'static str {
+        (self.format.reply_prefix)(self.recipe)
+    }
+
+    pub(in crate::data) fn example(&self, mut row: DataRow) -> Result<Example, Fault> {
+        media::refuse(&row)?;
+        (self.format.read)(self, &mut row)
+    }
+
     pub(super) fn tokenizer(&self) -> Result<&'a Tokenizer, Fault> {
         self.encoder.tokenizer.as_ref().ok_or_else(|| faults::no_tokenizer("text data"))
     }

@@ -7,15 +7,25 @@ use crate::data::label_tokens::Classes;
 use crate::data::question::{FollowUp, SampleGroups};
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
-use crate::metrics::strip;
+use crate::metrics::{Metric, strip};
 use crate::recipe::{DataFormat, DataRecipe, LongBenchPrompt};
 use crate::units::Fault;
 
 pub(super) const FORMAT: RowFormat = RowFormat {
+    facts: DataFormat {
+        also: &["longbench_v2", "longbenchv2", "LongBenchV2", "LongBench-v2"],
+        keys: &["prompt", "max_prompt_tokens"],
+        has_prompt: true,
+        has_messages: true,
+        metrics: |_, _| &[Metric::LongBenchV2],
+        ..DataFormat::of("longbench-v2", "context question choice_A choice_B choice_C choice_D answer difficulty length domain")
+    },
     known_by: &[&["context", "question", "choice_A", "choice_B", "choice_C", "choice_D", "answer"]],
     is_message: |recipe| !matches!(wording(recipe), LongBenchPrompt::KeysValues | LongBenchPrompt::LmEval),
     reply_prefix: |recipe| reply_prefix(wording(recipe)),
-    ..RowFormat::new(DataFormat::LongBenchV2, example)
+    rank: 0,
+    has_classes: true,
+    ..RowFormat::new(example)
 };
 
 const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
@@ -156,7 +166,6 @@ mod tests {
     use super::*;
     use crate::data::Targets;
     use crate::data::fixtures::{Fixture, tokenizer};
-    use crate::recipe::DataFormat::LongBenchV2;
     use crate::recipe::{HeadRecipe, Labels};
 
     fn record(answer: &str) -> Value {
@@ -197,7 +206,7 @@ mod tests {
 
     /// The text of the first sample in a wording.
     fn text_in(content: Vec<u8>, wording: LongBenchPrompt) -> String {
-        let mut fixture = Fixture::new(LongBenchV2, content);
+        let mut fixture = Fixture::new("longbench-v2", content);
         fixture.recipe.prompt = Some(wording);
         let train = fixture.open().unwrap().train;
         assert_eq!(train.question(0).unwrap().reply_prefix, reply_prefix(wording));
@@ -206,7 +215,7 @@ mod tests {
 
     #[test]
     fn asks_in_the_wording_of_each_program() {
-        let mut fixture = Fixture::new(LongBenchV2, json(&[record("C"), record("A")]));
+        let mut fixture = Fixture::new("longbench-v2", json(&[record("C"), record("A")]));
         fixture.recipe.prompt = Some(LongBenchPrompt::KeysValues);
         let batch = fixture.open().unwrap().train.batch(&[0]).unwrap();
         let Targets::NextToken(targets) = &batch.sequences[0].targets else { panic!("a class") };
@@ -230,7 +239,7 @@ mod tests {
             of(LongBenchPrompt::UpstreamCot),
             format!("{questions}a $Q$ {{question}}\n</text>\n\n{upstream}{think}{reply}")
         );
-        let mut fixture = Fixture::new(LongBenchV2, json(&[record("C")]));
+        let mut fixture = Fixture::new("longbench-v2", json(&[record("C")]));
         fixture.recipe.prompt = Some(LongBenchPrompt::UpstreamCot);
         let train = fixture.open().unwrap().train;
         let first = train.question(0).unwrap();
@@ -255,7 +264,7 @@ mod tests {
 
     #[test]
     fn upstreams_prompt_is_a_message_where_the_model_has_a_template_and_is_cut_before() {
-        let mut fixture = Fixture::new(LongBenchV2, json(&[record("C")]));
+        let mut fixture = Fixture::new("longbench-v2", json(&[record("C")]));
         fixture.recipe.max_prompt_tokens = Some(21);
         let plain = fixture.open().unwrap().train.question(0).unwrap();
         let text = tokenizer().decode(&plain.prompt).unwrap();
@@ -284,7 +293,7 @@ mod tests {
 
     #[test]
     fn reads_the_class_behind_the_opening() {
-        let mut fixture = Fixture::new(LongBenchV2, json(&[record(" D "), record("A")])).classify();
+        let mut fixture = Fixture::new("longbench-v2", json(&[record(" D "), record("A")])).classify();
         let batch = fixture.open().unwrap().train.batch(&[0, 1]).unwrap();
         assert_eq!(batch.sequences[0].targets, Targets::Class(3));
         assert_eq!(batch.sequences[0].inputs.last(), Some(&0));
@@ -313,17 +322,17 @@ mod tests {
 
     #[test]
     fn parquet_gives_what_json_gives() {
-        let from_json = Fixture::new(LongBenchV2, json(&[record("C"), record("A")])).open().unwrap();
+        let from_json = Fixture::new("longbench-v2", json(&[record("C"), record("A")])).open().unwrap();
         let bytes = parquet(&columns(&[Some("C"), Some("A")]));
-        let from_parquet = Fixture::new(LongBenchV2, &bytes).open().unwrap();
+        let from_parquet = Fixture::new("longbench-v2", &bytes).open().unwrap();
         assert_eq!(from_parquet.train.batch(&[0, 1]).unwrap(), from_json.train.batch(&[0, 1]).unwrap());
         // Whatever is damaged: an error or other data, never an abort.
         for at in (0..bytes.len()).step_by(7) {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0x5a;
-            let _ = Fixture::new(LongBenchV2, damaged).open();
+            let _ = Fixture::new("longbench-v2", damaged).open();
         }
-        let error = Fixture::new(LongBenchV2, &bytes[..bytes.len() / 2]).error();
+        let error = Fixture::new("longbench-v2", &bytes[..bytes.len() / 2]).error();
         assert!(error.starts_with("cannot read `train.jsonl` as Parquet: "), "{error}");
     }
 
@@ -339,7 +348,7 @@ mod tests {
             columns.push((field, Arc::new(StringArray::from(texts))));
         }
         for content in [json(&[grouped, record("A")]), parquet(&columns)] {
-            let train = Fixture::new(LongBenchV2, content).open().unwrap().train;
+            let train = Fixture::new("longbench-v2", content).open().unwrap().train;
             let question = train.question(0).unwrap();
             let batch = train.batch(&[0]).unwrap();
             assert_eq!((question.references, question.reply_prefix), (vec!["C".to_owned()], ""));
@@ -351,7 +360,7 @@ mod tests {
 
     #[test]
     fn says_what_is_wrong_with_parquet() {
-        let error = |columns: &[(&str, ArrayRef)]| Fixture::new(LongBenchV2, parquet(columns)).error();
+        let error = |columns: &[(&str, ArrayRef)]| Fixture::new("longbench-v2", parquet(columns)).error();
         let mut without = columns(&[Some("A")]);
         without.remove(1);
         let message = error(&without);
@@ -368,7 +377,7 @@ mod tests {
 
     #[test]
     fn says_what_is_wrong_with_json() {
-        let error = |content: &[u8]| Fixture::new(LongBenchV2, content).error();
+        let error = |content: &[u8]| Fixture::new("longbench-v2", content).error();
         assert_eq!(
             error(&json(&[record("A"), record("E")])),
             "record 1 (from 0) of `train.jsonl`: field `answer`: expected one of `A`, `B`, `C`, `D`, found `E`"

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use super::tests::lines;
 use crate::data::fixtures::{Fixture, letters};
-use crate::recipe::{DataFormat, HeadRecipe};
+use crate::recipe::HeadRecipe;
 
 /// Each row beside a sound one is refused with its place and these words.
-fn refused(format: DataFormat, head: &HeadRecipe, sound: &Value, cases: &[(Value, &str)]) {
+fn refused(format: &str, head: &HeadRecipe, sound: &Value, cases: &[(Value, &str)]) {
     for (row, words) in cases {
         let mut fixture = Fixture::new(format, lines(&[sound.clone(), row.clone()]));
         fixture.head.clone_from(head);
@@ -33,13 +33,13 @@ fn ten_texts_that_are_none() {
         (json!({"text": "a", "image": "x.png"}), "field `image`: expected no pictures"),
         (json!([1]), "expected a JSON object, found an array"),
     ];
-    refused(DataFormat::Text, &HeadRecipe::NextToken, &sound, &cases);
+    refused("text", &HeadRecipe::NextToken, &sound, &cases);
     let cases = [
         (json!({"text": "a", "label": "E"}), "`label`: expected one of the labels `A`"),
         (json!({"text": "a", "label": 4}), "`label`: expected a class from 0 to 3, found 4"),
         (json!({"text": "a"}), "field `label` is missing"),
     ];
-    refused(DataFormat::Text, &letters(), &sound, &cases);
+    refused("text", &letters(), &sound, &cases);
 }
 
 #[test]
@@ -62,8 +62,8 @@ fn ten_rows_of_ruler_that_are_none() {
         (with("outputs", json!(["1", 2])), "`outputs`: expected an array of at least 1 string, found a number at index 1"),
         (with("outputs", json!(null)), "`outputs`: expected an array of at least 1 string, found null"),
     ];
-    refused(DataFormat::Ruler, &HeadRecipe::NextToken, &sound, &cases);
-    let error = Fixture::new(DataFormat::Ruler, lines(&[sound])).classify().error();
+    refused("ruler", &HeadRecipe::NextToken, &sound, &cases);
+    let error = Fixture::new("ruler", lines(&[sound])).classify().error();
     assert_eq!(error, "`data.format = \"ruler\"` has no classes, which the head asks for");
 }
 
@@ -88,7 +88,7 @@ fn ten_rows_of_helmet_that_are_none() {
         (with("demos", json!([7])), "`demos`: expected objects, found 7 at index 0"),
         (pairs(json!([["a"]])), "`demos`: expected pairs of texts, found [\"a\"] at index 0"),
     ];
-    refused(DataFormat::Helmet, &HeadRecipe::NextToken, &sound, &cases);
+    refused("helmet", &HeadRecipe::NextToken, &sound, &cases);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn ten_pairs_that_are_none() {
         ),
         (json!("a"), "expected a JSON object, found a string"),
     ];
-    refused(DataFormat::PromptCompletion, &HeadRecipe::NextToken, &sound, &cases);
+    refused("prompt-completion", &HeadRecipe::NextToken, &sound, &cases);
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn ten_rows_of_tokens_that_are_none() {
         (json!({"input_ids": [1, 2], "labels": [1, null]}), "found null at index 1"),
         (json!({"input_ids": [1, 2], "label": 1}), "`label`: expected `labels` (one per token)"),
     ];
-    refused(DataFormat::Tokens, &HeadRecipe::NextToken, &sound, &cases);
+    refused("tokens", &HeadRecipe::NextToken, &sound, &cases);
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn ten_rows_of_longbench_that_are_none() {
         (with("answer", json!(0)), "`answer`: expected a string, found a number"),
         (with("difficulty", json!(3)), "`difficulty`: expected a string, found a number"),
     ];
-    refused(DataFormat::LongBenchV2, &HeadRecipe::NextToken, &sound, &cases);
+    refused("longbench-v2", &HeadRecipe::NextToken, &sound, &cases);
 }
 
 /// A parquet file, and the same columns as an Arrow stream.
@@ -178,7 +178,7 @@ fn ten_tables_whose_columns_are_of_another_kind() {
         let rows = [Some(vec![Some(1), Some(2)]), Some(last)];
         Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>(rows)) as ArrayRef
     };
-    let (pair, tokens) = (DataFormat::PromptCompletion, DataFormat::Tokens);
+    let (pair, tokens) = ("prompt-completion", "tokens");
     let ids = || lists(vec![Some(3), Some(4)]);
     let one_field = StructArray::from(vec![(Arc::new(Field::new("a", DataType::Utf8, true)), sound())]);
     refuses(vec![
@@ -234,7 +234,7 @@ fn ten_tables_whose_columns_are_of_another_kind() {
 type NamedColumns = Vec<(&'static str, ArrayRef)>;
 
 /// Each table is refused with these words, as either kind of file.
-fn refuses(cases: Vec<(DataFormat, NamedColumns, &str)>) {
+fn refuses(cases: Vec<(&'static str, NamedColumns, &str)>) {
     for (format, columns, words) in cases {
         for (name, content) in tables(columns) {
             let mut fixture = Fixture::new(format, "");

@@ -10,7 +10,8 @@ mod longbench_v2;
 mod malformed_tests;
 mod messages;
 mod prompt_completion;
-mod reader;
+#[cfg(test)]
+mod registry_tests;
 mod ruler;
 mod sharegpt;
 #[cfg(test)]
@@ -18,5 +19,32 @@ mod tests;
 mod text;
 mod tokens;
 
+use crate::recipe::DataFormat;
+use crate::units::Fault;
+
 pub(super) use detect::detect;
 pub(super) use format::ExampleReader;
+
+/// All formats, in the order in which they are listed.
+const FORMATS: &[&format::RowFormat] = &[
+    &longbench_v2::FORMAT,
+    &prompt_completion::FORMAT,
+    &messages::FORMAT,
+    &sharegpt::FORMAT,
+    &alpaca::FORMAT,
+    &tokens::FORMAT,
+    &text::FORMAT,
+    &ruler::FORMAT,
+    &helmet::FORMAT,
+];
+
+/// The format of a name.
+pub(super) fn registered(name: &str) -> Result<&'static format::RowFormat, Fault> {
+    let format = FORMATS.iter().copied().find(|format| format.facts.name == name);
+    format.ok_or_else(|| Fault::usage(format!("there is no `data.format = \"{name}\"`"), "leave it out: rows tell it"))
+}
+
+/// What recipes know of all formats.
+pub fn formats() -> Vec<&'static DataFormat> {
+    FORMATS.iter().map(|format| &format.facts).collect()
+}

@@ -12,8 +12,15 @@ use crate::recipe::DataFormat;
 use crate::units::Fault;
 
 pub(super) const FORMAT: RowFormat = RowFormat {
+    facts: DataFormat {
+        also: &["prompt_completion"],
+        has_prompt: true,
+        has_messages: true,
+        ..DataFormat::of("prompt-completion", "prompt completion label tools documents chat_template_kwargs")
+    },
     known_by: &[&["prompt", "completion"], &["prompt", "label"]],
-    ..RowFormat::new(DataFormat::PromptCompletion, |reader, row| {
+    has_classes: true,
+    ..RowFormat::new(|reader, row| {
         if row.fields().get("prompt").is_some_and(Value::is_string) {
             reader.refuse_text_for_messages(row, "prompt")?;
         }
@@ -71,14 +78,13 @@ pub(super) fn classified(
 mod tests {
     use crate::data::fixtures::{Fixture, tokenizer};
     use crate::data::{IGNORE, Targets};
-    use crate::recipe::DataFormat::PromptCompletion;
     use crate::recipe::{HeadRecipe, Labels};
 
     const LINES: &str = "{\"prompt\": \"the cache\", \"completion\": \" holds\", \"extra\": [1]}\n\n{\"completion\": \"B\", \"prompt\": \"key\"}\n";
 
     #[test]
     fn trains_on_the_completion_and_its_end() {
-        let splits = Fixture::new(PromptCompletion, LINES).open().unwrap();
+        let splits = Fixture::new("prompt-completion", LINES).open().unwrap();
         let tokenizer = tokenizer();
         let (prompt, completion) = (tokenizer.encode("the cache").unwrap(), tokenizer.encode(" holds").unwrap());
         let sequence = splits.train.batch(&[0]).unwrap().sequences.swap_remove(0);
@@ -92,7 +98,7 @@ mod tests {
 
     #[test]
     fn trains_on_the_prompt_where_asked_to() {
-        let mut fixture = Fixture::new(PromptCompletion, LINES);
+        let mut fixture = Fixture::new("prompt-completion", LINES);
         fixture.recipe.train_on_prompt = true;
         let batch = fixture.open().unwrap().train.batch(&[1, 0]).unwrap();
         assert_eq!(batch.num_targets(), batch.num_tokens());
@@ -102,17 +108,17 @@ mod tests {
     #[test]
     fn a_completion_can_be_a_class() {
         let lines = "{\"prompt\": \"key\", \"completion\": \" C\\n\"}\n";
-        let splits = Fixture::new(PromptCompletion, lines).classify().open().unwrap();
+        let splits = Fixture::new("prompt-completion", lines).classify().open().unwrap();
         let sequence = splits.train.batch(&[0]).unwrap().sequences.swap_remove(0);
         assert_eq!(sequence.targets, Targets::Class(2));
         assert_eq!(sequence.inputs, [tokenizer().encode("key").unwrap(), vec![0]].concat());
         assert_eq!(splits.train.lengths(), [sequence.inputs.len()]);
-        let number = Fixture::new(PromptCompletion, "{\"prompt\": \"key\", \"label\": \"2\"}\n").classify().open().unwrap();
+        let number = Fixture::new("prompt-completion", "{\"prompt\": \"key\", \"label\": \"2\"}\n").classify().open().unwrap();
         assert_eq!(number.train.batch(&[0]).unwrap().sequences[0].targets, Targets::Class(2));
         // Where numbers are names of classes, they are nothing else.
         let labelled = |label: &str| {
             let labels = Labels::Texts(["1", "0", "7"].map(String::from).to_vec());
-            let mut fixture = Fixture::new(PromptCompletion, format!("{{\"prompt\": \"key\", \"label\": {label}}}\n"));
+            let mut fixture = Fixture::new("prompt-completion", format!("{{\"prompt\": \"key\", \"label\": {label}}}\n"));
             fixture.head = HeadRecipe::SeqClassificationOnLogits(labels);
             fixture
         };
@@ -124,13 +130,13 @@ mod tests {
             let expected = "`train.jsonl:1`: field `label`: expected one of the labels `1`, `0`, `7`, found `2`";
             assert_eq!(labelled(label).error(), expected);
         }
-        let error = Fixture::new(PromptCompletion, LINES).classify().error();
+        let error = Fixture::new("prompt-completion", LINES).classify().error();
         assert_eq!(error, "`train.jsonl:1`: field `completion`: expected one of the labels `A`, `B`, `C`, `D`, found `holds`");
     }
 
     #[test]
     fn says_where_a_file_is_wrong() {
-        let error = |content: &str| Fixture::new(PromptCompletion, content).error();
+        let error = |content: &str| Fixture::new("prompt-completion", content).error();
         let good = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
         assert_eq!(error(&format!("{good}\nnot json\n")), "`train.jsonl:3` is not JSON: expected ident at column 2");
         assert_eq!(error("{\"prompt\": \"a\"}"), "`train.jsonl:1`: field `completion` is missing");
@@ -146,7 +152,7 @@ mod tests {
         assert_eq!(error(""), "`train.jsonl` holds no samples, expected at least 1");
         assert_eq!(error(" \n\n"), "`train.jsonl` holds no samples, expected at least 1");
         assert!(
-            Fixture::new(PromptCompletion, [0xff, 0xfd, b'\n'])
+            Fixture::new("prompt-completion", [0xff, 0xfd, b'\n'])
                 .error()
                 .starts_with("`train.jsonl:1`: byte 1 is 0xff, which is not UTF-8")
         );

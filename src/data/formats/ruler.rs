@@ -2,13 +2,18 @@
 
 use super::format::{RowFormat, TextRow};
 use crate::data::rows::DataRow;
+use crate::metrics::Metric;
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
 pub(super) const FORMAT: RowFormat = RowFormat {
+    facts: DataFormat {
+        has_prompt: true,
+        metrics: |_, _| &[Metric::RulerAll],
+        ..DataFormat::of("ruler", "input answer_prefix outputs")
+    },
     known_by: &[&["input", "answer_prefix", "outputs"]],
-    has_classes: false,
-    ..RowFormat::new(DataFormat::Ruler, |_, row| Ok(text(row)?.example(false)))
+    ..RowFormat::new(|_, row| Ok(text(row)?.example(false)))
 };
 
 /// What a row says. `index` is no key: in needle tasks it is a place in the text.

@@ -12,9 +12,14 @@ use crate::recipe::DataFormat;
 use crate::units::Fault;
 
 pub(super) const FORMAT: RowFormat = RowFormat {
+    facts: DataFormat {
+        also: &["ShareGPT", "share-gpt", "share_gpt"],
+        keys: &["roles"],
+        has_messages: true,
+        ..DataFormat::of("sharegpt", "conversations system tools documents chat_template_kwargs")
+    },
     known_by: &[&["conversations"]],
-    has_classes: false,
-    ..RowFormat::new(DataFormat::ShareGpt, |reader, row| conversation(row, &reader.recipe.chat.roles).map(Example::new))
+    ..RowFormat::new(|reader, row| conversation(row, &reader.recipe.chat.roles).map(Example::new))
 };
 
 /// Roles, and the tags that stand for each.

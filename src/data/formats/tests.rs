@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::data::faults::RowFault;
 use crate::data::fixtures::{Fixture, tokenizer};
 use crate::data::{SplitName, Targets, survey};
-use crate::recipe::{Boundary, DataFormat, HelmetFamily, OnBadRow, OnTooLong, TemplateChoice, TrainOn, ValidationSource};
+use crate::recipe::{Boundary, HelmetFamily, OnBadRow, OnTooLong, TemplateChoice, TrainOn, ValidationSource};
 use proptest::prelude::*;
 
 pub(super) fn lines(rows: &[Value]) -> String {
@@ -14,9 +14,9 @@ pub(super) fn lines(rows: &[Value]) -> String {
 
 /// The text of the first sample, its prompt, and its answers; the format is told from the fields.
 fn told(row: &Value, family: Option<HelmetFamily>) -> (String, String, Vec<String>) {
-    let mut fixture = Fixture::new(DataFormat::Helmet, lines(std::slice::from_ref(row)));
+    let mut fixture = Fixture::new("helmet", lines(std::slice::from_ref(row)));
     fixture.recipe.family = family;
-    fixture.recipe.format = family.map(|_| DataFormat::Helmet);
+    fixture.recipe.format = family.map(|_| "helmet".to_owned());
     let splits = fixture.open().unwrap();
     assert_eq!(splits.files[0].format.is_some(), family.is_none());
     let question = splits.train.question(0).unwrap();
@@ -27,7 +27,7 @@ fn told(row: &Value, family: Option<HelmetFamily>) -> (String, String, Vec<Strin
 
 #[test]
 fn all_of_a_text_is_trained() {
-    let mut fixture = Fixture::new(DataFormat::Text, lines(&[json!({"text": "the cache holds"}), json!({"text": "key"})]));
+    let mut fixture = Fixture::new("text", lines(&[json!({"text": "the cache holds"}), json!({"text": "key"})]));
     fixture.recipe.format = None;
     let splits = fixture.open().unwrap();
     assert_eq!(splits.files[0].format.as_deref().map(|told| told.starts_with("`text` by the fields `text` of ")), Some(true));
@@ -40,7 +40,7 @@ fn all_of_a_text_is_trained() {
     let document = fixture.write("a.txt", "the cache holds");
     fixture.recipe.train = document.into();
     assert_eq!(fixture.open().unwrap().train.batch(&[0]).unwrap().sequences[0].inputs, ids);
-    let labelled = Fixture::new(DataFormat::Text, lines(&[json!({"text": "a", "label": "C"}), json!({"text": "a", "label": 1})]));
+    let labelled = Fixture::new("text", lines(&[json!({"text": "a", "label": "C"}), json!({"text": "a", "label": 1})]));
     let batch = labelled.classify().open().unwrap().train.batch(&[0, 1]).unwrap();
     assert_eq!((&batch.sequences[0].targets, &batch.sequences[1].targets), (&Targets::Class(2), &Targets::Class(1)));
 }
@@ -110,7 +110,7 @@ fn helmets_long_texts_are_messages_where_there_is_a_template() {
         let (prompt, reply, references) = told(&row, Some(family));
         assert!(prompt.starts_with(begin) && prompt.ends_with(&format!("{user_end}{cue}")), "{prompt}");
         assert_eq!((&reply[..], references), (" B", vec!["B".to_owned(), "x".to_owned()]));
-        let mut fixture = Fixture::new(DataFormat::Helmet, lines(std::slice::from_ref(&row)));
+        let mut fixture = Fixture::new("helmet", lines(std::slice::from_ref(&row)));
         fixture.recipe.family = Some(family);
         fixture.recipe.chat.chat_template = Some(crate::recipe::TemplateChoice(
             "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '<assistant>' if add_generation_prompt }}"
@@ -128,7 +128,7 @@ fn helmets_long_texts_are_messages_where_there_is_a_template() {
 #[test]
 fn a_format_is_told_from_all_first_rows_or_not_at_all() {
     let error = |rows: &[Value]| {
-        let mut fixture = Fixture::new(DataFormat::Text, lines(rows));
+        let mut fixture = Fixture::new("text", lines(rows));
         fixture.recipe.format = None;
         fixture.error()
     };
@@ -142,7 +142,7 @@ fn a_format_is_told_from_all_first_rows_or_not_at_all() {
 #[test]
 fn what_contradicts_a_format_is_told_of_one_that_the_rows_tell() {
     let of = |row: Value| {
-        let mut fixture = Fixture::new(DataFormat::Text, lines(&[row]));
+        let mut fixture = Fixture::new("text", lines(&[row]));
         fixture.recipe.format = None;
         fixture
     };
@@ -164,7 +164,7 @@ fn what_contradicts_a_format_is_told_of_one_that_the_rows_tell() {
 
 #[test]
 fn a_text_among_conversations_is_trained_whole() {
-    let mut fixture = Fixture::new(DataFormat::Messages, lines(&[json!({"text": "the cache"})]));
+    let mut fixture = Fixture::new("messages", lines(&[json!({"text": "the cache"})]));
     let sequence = fixture.open().unwrap().train.batch(&[0]).unwrap();
     assert_eq!(
         (&sequence.sequences[0].inputs, sequence.num_targets()),
@@ -177,7 +177,7 @@ fn a_text_among_conversations_is_trained_whole() {
 #[test]
 fn bad_rows_are_listed_or_left_out() {
     let rows: Vec<Value> = (0..30).map(|i| if i % 2 == 0 { json!({"text": "a b c"}) } else { json!({"text": i}) }).collect();
-    let mut fixture = Fixture::new(DataFormat::Text, lines(&rows));
+    let mut fixture = Fixture::new("text", lines(&rows));
     let error = fixture.error();
     assert!(
         error.starts_with("15 of 30 rows of the data files cannot be read; the first 10 are\n  `train.jsonl:2`: "),
@@ -213,7 +213,7 @@ proptest! {
         (fraction, overlap, is_all) in (0.0..0.5_f64, 0..2_usize, any::<bool>()),
     ) {
         let (too_long, is_dropped) = settings;
-        let mut fixture = Fixture::new(DataFormat::PromptCompletion, rows.iter().map(random_row).collect::<Vec<_>>().concat());
+        let mut fixture = Fixture::new("prompt-completion", rows.iter().map(random_row).collect::<Vec<_>>().concat());
         fixture = fixture.limit(limit, OnTooLong::ALL[too_long]);
         fixture.recipe.on_bad_row = if is_dropped { OnBadRow::Drop } else { OnBadRow::Error };
         fixture.recipe.validation = ValidationSource::Fraction(fraction);
@@ -253,7 +253,7 @@ proptest! {
 #[test]
 fn columns_that_people_have_are_the_fields_of_a_format() {
     let told = |rows: &[Value]| {
-        let mut fixture = Fixture::new(DataFormat::Text, lines(rows));
+        let mut fixture = Fixture::new("text", lines(rows));
         fixture.recipe.format = None;
         fixture.recipe.chat.chat_template = Some(TemplateChoice("{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>' }}{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}".to_owned()));
         let splits = fixture.open().map_err(|error| (error.to_string(), error.hint().unwrap_or_default()))?;
@@ -314,37 +314,27 @@ fn nothing_is_left_out_without_a_word() {
     let image =
         json!({"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image_url", "image_url": {"url": "x"}}]});
     for (format, row, error, hint) in [
-        (DataFormat::Messages, json!({"messages": [image, answered]}), "a part of `content` is `image_url`", "on_bad_row"),
+        ("messages", json!({"messages": [image, answered]}), "a part of `content` is `image_url`", "on_bad_row"),
         (
-            DataFormat::Messages,
+            "messages",
             json!({"messages": [asked, answered], "images": ["x"]}),
             "field `images`: expected no pictures",
             "without this column",
         ),
         (
-            DataFormat::Messages,
+            "messages",
             json!({"messages": [asked, call]}),
             "`arguments` of a tool call is a text that is not JSON",
             "correct the messages",
         ),
+        ("messages", json!({"messages": [asked]}), "none to predict: no message of the assistant is trained", "data.train_on"),
         (
-            DataFormat::Messages,
-            json!({"messages": [asked]}),
-            "none to predict: no message of the assistant is trained",
-            "data.train_on",
-        ),
-        (
-            DataFormat::Tokens,
+            "tokens",
             json!({"input_ids": [1, 2], "labels": [1, -100]}),
             "2 tokens and none to predict: `labels` is -100 behind the first token",
             "`labels`",
         ),
-        (
-            DataFormat::Text,
-            json!({"text": ""}),
-            "field `text`: expected a text to train on, found an empty one",
-            "correct the field",
-        ),
+        ("text", json!({"text": ""}), "field `text`: expected a text to train on, found an empty one", "correct the field"),
     ] {
         let mut fixture = Fixture::new(format, lines(std::slice::from_ref(&row)));
         fixture.recipe.chat.chat_template =
@@ -353,18 +343,14 @@ fn nothing_is_left_out_without_a_word() {
         assert!(found.to_string().contains(error) && found.hint().unwrap().contains(hint), "{found}: {:?}", found.hint());
     }
     let empty = json!({"messages": [asked, answered], "images": [], "audio": null, "video": ""});
-    assert!(
-        Fixture::new(DataFormat::Messages, lines(&[empty]))
-            .open()
-            .is_err_and(|error| error.to_string().contains("chat template"))
-    );
+    assert!(Fixture::new("messages", lines(&[empty])).open().is_err_and(|error| error.to_string().contains("chat template")));
 }
 
 #[test]
 fn empty_prompts_and_completions_are_counted() {
     let rows = [("", "a"), ("a", ""), (" ", "b"), ("a", "b")]
         .map(|(prompt, completion)| json!({"prompt": prompt, "completion": completion}));
-    let mut fixture = Fixture::new(DataFormat::PromptCompletion, lines(&rows));
+    let mut fixture = Fixture::new("prompt-completion", lines(&rows));
     let warnings = [
         "2 rows with an empty `prompt`, whose completion is trained as the beginning of a text",
         "1 row with an empty `completion`: only the end of the text is trained",

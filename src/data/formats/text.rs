@@ -10,8 +10,11 @@ use crate::recipe::DataFormat;
 use crate::units::Fault;
 
 pub(super) const FORMAT: RowFormat = RowFormat {
+    facts: DataFormat::of("text", "text label"),
     known_by: &[&["text"]],
-    ..RowFormat::new(DataFormat::Text, |reader, row| content(row, reader.classes, reader.tokenizer()?).map(Example::new))
+    rank: 2,
+    has_classes: true,
+    ..RowFormat::new(|reader, row| content(row, reader.classes, reader.tokenizer()?).map(Example::new))
 };
 
 /// What a row says. With a classification head `label` is its class.

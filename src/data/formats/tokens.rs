@@ -17,9 +17,11 @@ use crate::recipe::DataFormat;
 use crate::units::Fault;
 
 pub(super) const FORMAT: RowFormat = RowFormat {
+    facts: DataFormat { has_texts: false, ..DataFormat::of("tokens", "input_ids labels label attention_mask position_ids") },
     known_by: &[&["input_ids"]],
-    has_texts: false,
-    ..RowFormat::new(DataFormat::Tokens, |reader, row| content(row, reader.classes, reader.encoder.vocab_size).map(Example::new))
+    rank: 0,
+    has_classes: true,
+    ..RowFormat::new(|reader, row| content(row, reader.classes, reader.encoder.vocab_size).map(Example::new))
 };
 
 /// What a row says; every id is checked against the model's vocabulary.
@@ -112,10 +114,10 @@ fn labels(row: &mut DataRow, ids: &[u32]) -> Result<Vec<bool>, Fault> {
 mod tests {
     use crate::data::fixtures::Fixture;
     use crate::data::{IGNORE, Targets, open};
-    use crate::recipe::{ClassList, DataFormat, HeadRecipe, Labels};
+    use crate::recipe::{ClassList, HeadRecipe, Labels};
 
     fn fixture(content: &str) -> Fixture {
-        Fixture::new(DataFormat::Tokens, content)
+        Fixture::new("tokens", content)
     }
 
     #[test]
@@ -155,7 +157,7 @@ mod tests {
     fn pads_of_an_attention_mask_are_left_out() {
         let row = |more: &str| format!("{{\"input_ids\": [9, 5, 6, 7, 9], \"labels\": [-100, -100, 6, 7, -100], {more}}}\n");
         let fixture = Fixture::new(
-            DataFormat::Tokens,
+            "tokens",
             &(row("\"attention_mask\": [0, 1, 1, 1, 0], \"position_ids\": [1, 0, 1, 2, 1]") + &row("\"attention_mask\": null")),
         );
         let splits = open(&fixture.request(None), &mut |_, _, _| {}).unwrap();
@@ -176,7 +178,7 @@ mod tests {
                 "field `position_ids`: expected numbers that go up by one, as a row is one sequence, found 0 behind 2 at index 3",
             ),
         ] {
-            assert_eq!(Fixture::new(DataFormat::Tokens, row(more)).error(), format!("`train.jsonl:1`: {fault}"), "{more}");
+            assert_eq!(Fixture::new("tokens", row(more)).error(), format!("`train.jsonl:1`: {fault}"), "{more}");
         }
     }
 
