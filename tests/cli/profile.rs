@@ -114,3 +114,23 @@ fn all_weights_are_told_too() {
     assert_eq!(parts.iter().map(|(_, bytes)| bytes).sum::<i64>(), measured.1, "{rows:?}");
     assert_eq!(of("optimizer state"), 2 * of("weights"), "{rows:?}");
 }
+
+/// Nothing follows the uppermost layer's attention in columns without targets, so that kept graphs are smaller there.
+#[test]
+fn graphs_of_columns_without_targets_end_at_the_uppermost_attention() {
+    let activations = |first_target: usize| {
+        let place = Place::new();
+        let ids: Vec<i64> = (0..TOKENS).map(|i| 1 + i * 7 % 500).collect();
+        let labels: Vec<i64> = ids.iter().enumerate().map(|(at, &id)| if at < first_target { -100 } else { id }).collect();
+        let row = format!("{{\"input_ids\": {ids:?}, \"labels\": {labels:?}}}\n");
+        place.write("train.jsonl", row.repeat(2));
+        let sets = ["data.validation_fraction=0", "train.max_steps=1", "grad.keep_graph=all"];
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let said = finetune(&place, &[&["--profile-memory"][..], &sets].concat()).done();
+        let (_, rows) = told(&said.out);
+        rows.iter().find(|(part, _)| *part == "activations").unwrap().1
+    };
+    let (all, answer) = (activations(1), activations(TOKENS as usize - 8));
+    println!("{answer} of {all} bytes");
+    assert!(answer < all * 9 / 10, "{answer} of {all}");
+}

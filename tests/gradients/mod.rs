@@ -1,5 +1,6 @@
 //! The crown: gradients of the tiled engine equal plain autograd through masked dense attention, for every policy and head.
 
+mod answers;
 mod buffers;
 mod chunkings;
 mod families;
