@@ -2,7 +2,7 @@
 
 use tch::{Tensor, no_grad};
 
-use super::attend::{ColumnAttention, Mode};
+use super::attend::{Column, ColumnAttention, Mode};
 use super::forward::HiddenSink;
 use super::layer_state::{SharedLayer, fork_layer_states, new_layer_states};
 use super::partial_chunk::ChunkPart;
@@ -89,16 +89,24 @@ impl Session {
         Ok(())
     }
 
-    /// Runs the next tokens of every sequence, in chunks as long as the settings allow and columns as wide. `sink` gets the last layer's
-    /// hidden states, column by column. Nothing is kept for a backward phase.
+    /// Runs the next tokens of every sequence, in chunks as long as the settings allow and columns as wide. `sink`, if there is one, gets the
+    /// last layer's hidden states, column by column. Nothing is kept for a backward phase.
     ///
     /// # Shapes
     /// `(B, n)` int64 in.
-    pub fn extend(&mut self, engine: &Engine, model: &Model, ids_bn: &Tensor, sink: HiddenSink<'_>) -> Result<(), Fault> {
+    pub fn extend(
+        &mut self,
+        engine: &Engine,
+        model: &Model,
+        ids_bn: &Tensor,
+        mut sink: Option<HiddenSink<'_>>,
+    ) -> Result<(), Fault> {
         let (_, num_tokens) = ids_bn.size2().map_err(|_| other_ids(self.num_sequences(), &ids_bn.size()))?;
         let (mut done, mut layers) = (0, CapturedLayers::default());
         loop {
-            done += self.extend_by_column(engine, model, &mut layers, &ids_bn.narrow(1, done, num_tokens - done), sink)? as i64;
+            let (rest_bn, sink) =
+                (ids_bn.narrow(1, done, num_tokens - done), sink.as_mut().map(|sink| &mut **sink as HiddenSink<'_>));
+            done += self.extend_by_column(engine, model, &mut layers, &rest_bn, sink)? as i64;
             if done == num_tokens {
                 return Ok(());
             }
@@ -116,7 +124,7 @@ impl Session {
         model: &Model,
         layers: &mut CapturedLayers,
         ids_bn: &Tensor,
-        sink: HiddenSink<'_>,
+        sink: Option<HiddenSink<'_>>,
     ) -> Result<usize, Fault> {
         guarded(|| {
             let (num_sequences, num_tokens) = ids_bn.size2().unwrap_or_default();
@@ -136,12 +144,15 @@ impl Session {
                 settings: &engine.settings,
                 order: PassOrder::Up,
             };
-            let column = self.column(&spans, 0..self.layers.len());
+            let has_output = sink.is_some() || model.config().ends_in_experts();
+            let column = Column { has_output, ..self.column(&spans, 0..self.layers.len()) };
             let mut attend = ColumnAttention { column, mode, routers: RouterTask::default() };
             let pads = engine.settings.static_width().map_or(0, |width| width - len);
             let ids_bn = ids_bn.narrow(1, 0, len as i64).constant_pad_nd([0, pads as i64]);
             let hidden = no_grad(|| pass.run(model.embed(&ids_bn), &mut attend, &mut |_, _| Ok(())))?;
-            sink(start, &hidden.narrow(1, 0, len as i64));
+            if let Some(sink) = sink {
+                sink(start, &hidden.narrow(1, 0, len as i64));
+            }
             if !self.spec.keeps_log {
                 self.plan.forget();
             }

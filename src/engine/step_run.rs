@@ -49,11 +49,9 @@ impl<'a> StepRun<'a> {
     /// Whether anything of a column follows the attention of the layer before `end`: further layers, the head's targets, or experts, whose
     /// choices are recorded.
     pub(super) fn has_output(&self, c: usize, end: usize) -> bool {
-        let (plan, layers) = (&self.trace.session.plan, &self.model.config().layers);
+        let (plan, config) = (&self.trace.session.plan, self.model.config());
         let (start, tokens) = plan.tokens(&plan.columns[c]);
-        end < layers.len()
-            || layers[end - 1].feed_forward.experts().is_some()
-            || !self.trace.head.targets(start, tokens).is_empty()
+        end < config.num_layers() || config.ends_in_experts() || !self.trace.head.targets(start, tokens).is_empty()
     }
 
     /// Adds the losses of a column to the head's; returns the gradient of its last hidden states, where one is wanted.

@@ -13,7 +13,7 @@ use super::request::{Continued, GenerationEvent, Request, RequestId};
 use super::sample::Sample;
 use super::{GenerationRules, PromptLimits, StoppedText, TokenLikelihood};
 use crate::data::{InitialPartFinder, Tokenizer};
-use crate::engine::{Engine, Session, SessionSpec, Settings, decode_step, guarded};
+use crate::engine::{Engine, HiddenSink, Session, SessionSpec, Settings, decode_step, guarded};
 use crate::model::{CapturedLayers, Model};
 use crate::native::cuda::on_device;
 use crate::units::Fault;
@@ -201,15 +201,18 @@ impl<'a> Generator<'a> {
         if done >= last {
             return Ok(true);
         }
-        let mut sink = |start: usize, hidden_1ne: &Tensor| {
-            let Some(top) = request.likelihoods.prompt else { return };
-            let hidden_ne = hidden_1ne.squeeze_dim(0);
-            let next = &prompt[start + 1..start + 1 + hidden_ne.size()[0] as usize];
-            told.extend(likelihoods(self.model, &hidden_ne, next, top));
-        };
-        let (model, ids_1n) = (self.model, row(&prompt[done..last], self.model.device()));
+        let model = self.model;
+        let mut sink = request.likelihoods.prompt.map(|top| {
+            move |start: usize, hidden_1ne: &Tensor| {
+                let hidden_ne = hidden_1ne.squeeze_dim(0);
+                let next = &prompt[start + 1..start + 1 + hidden_ne.size()[0] as usize];
+                told.extend(likelihoods(model, &hidden_ne, next, top));
+            }
+        });
+        let ids_1n = row(&prompt[done..last], model.device());
         let layers = session_layers(&mut self.layers, self.engine, model, self.width)?;
-        let read = session.extend_by_column(self.engine, model, layers, &ids_1n, &mut sink)?;
+        let sink = sink.as_mut().map(|sink| sink as HiddenSink<'_>);
+        let read = session.extend_by_column(self.engine, model, layers, &ids_1n, sink)?;
         *last_column = read;
         Ok(done + read == last)
     }
@@ -233,7 +236,7 @@ impl<'a> Generator<'a> {
         self.check(&Request::new(ids.to_vec(), GenerationRules { max_new_tokens: Some(1), ..GenerationRules::default() }))?;
         let longest = self.longest_kept().ok_or_else(rotates_by_length)?;
         let mut session = self.session(ids.len(), longest, None, self.initial_part(ids)?.into_iter().collect())?;
-        session.extend(self.engine, self.model, &row(ids, self.model.device()), &mut |_, _| ())?;
+        session.extend(self.engine, self.model, &row(ids, self.model.device()), None)?;
         Ok(session)
     }
 
@@ -328,7 +331,7 @@ impl<'a> Generator<'a> {
             }
             let (prompt, initial) = ((tokens - 1).max(1), session.spec().initial.clone());
             let mut session = self.session(tokens, session.spec().max_tokens, Some(prompt), initial)?;
-            session.extend(engine, model, &row(&sample.ids[..tokens - 1], model.device()), &mut |_, _| ())?;
+            session.extend(engine, model, &row(&sample.ids[..tokens - 1], model.device()), None)?;
             self.running[at].session = session;
         }
         Ok(())

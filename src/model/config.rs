@@ -112,6 +112,10 @@ impl ModelConfig {
         self.layers.iter().any(|layer| layer.feed_forward.experts().is_some())
     }
 
+    pub fn ends_in_experts(&self) -> bool {
+        self.layers.last().is_some_and(|layer| layer.feed_forward.experts().is_some())
+    }
+
     /// The slots of each layer where a policy has those of `length`; of a layer with a sliding window, those of its window.
     pub fn cache_lengths(&self, length: &CacheLength) -> Vec<usize> {
         let of_policy = length.by_layer(self.num_layers());

@@ -58,7 +58,6 @@ fn shared(spec: &StepSpec<'_>, sequences: usize, length: usize) -> u64 {
 /// All columns of a plan; `targets` are the positions with a target, by column.
 pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) -> Vec<PlannedColumn> {
     let form = spec.settings.grad().layer_checkpoints.form;
-    let has_experts = spec.config.layers.last().is_some_and(|layer| layer.feed_forward.experts().is_some());
     let of_column = |(column, &targets): (&Range<usize>, &usize)| {
         let (sequences, (_, length)) = (plan.sequences(column), plan.tokens(column));
         let tokens = sequences * length;
@@ -82,7 +81,7 @@ pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) 
             checkpoint: form.bytes_of(&size, spec.kind).0,
             head: head.bytes(),
             has_targets: targets > 0,
-            has_output: targets > 0 || has_experts,
+            has_output: targets > 0 || spec.config.ends_in_experts(),
         }
     };
     plan.columns.iter().zip(targets).map(of_column).collect()

@@ -24,7 +24,7 @@ fn hidden_and_choices(case: &Case) -> (Tensor, Vec<ReplayLog>) {
     while (session.num_tokens() as i64) < PROMPT {
         let rest = ids_1t.narrow(1, session.num_tokens() as i64, PROMPT - session.num_tokens() as i64);
         let sink = &mut |_: usize, column: &Tensor| hidden.push(column.copy());
-        session.extend_by_column(&engine, &model, &mut layers, &rest, sink).unwrap();
+        session.extend_by_column(&engine, &model, &mut layers, &rest, Some(sink)).unwrap();
     }
     let mut sessions = [session.fork().unwrap(), session.fork().unwrap(), session];
     for &id in &ids[PROMPT as usize..] {

@@ -95,7 +95,7 @@ fn sessions_of_a_model_whose_weights_wait_come_to_the_very_hidden_states() {
             let (engine, mut outs) = (support::engine(case, &model), Vec::new());
             let mut session = Session::new(&engine, &model, &SessionSpec::new(1, 20)).unwrap();
             let prompt = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3]).view([1, -1]);
-            session.extend(&engine, &model, &prompt, &mut |_, hidden| outs.push(hidden.copy())).unwrap();
+            session.extend(&engine, &model, &prompt, Some(&mut |_, hidden| outs.push(hidden.copy()))).unwrap();
             for id in [5u32, 8, 9] {
                 outs.push(decode_step(&engine, &model, &mut CapturedLayers::default(), &mut [&mut session], &[id], 1).unwrap());
             }

@@ -167,7 +167,7 @@ fn decoded(case: &Case, model: &Model) -> Vec<Tensor> {
     while session.num_tokens() < 40 {
         let from = session.num_tokens() as i64;
         let sink = &mut |_: usize, column: &Tensor| hidden.push(column.copy());
-        session.extend_by_column(&engine, model, &mut layers, &ids.narrow(1, from, 40 - from), sink).unwrap();
+        session.extend_by_column(&engine, model, &mut layers, &ids.narrow(1, from, 40 - from), Some(sink)).unwrap();
     }
     let mut sessions = [session.fork().unwrap(), session];
     for id in 0..20 {

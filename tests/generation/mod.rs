@@ -158,10 +158,10 @@ fn tokens_one_by_one_behind_a_prompt_are_one_pass_in_every_family() {
         let (engine, model) = (&used.engine, &used.model);
         let spec = SessionSpec::new(1, ids.len());
         let (mut whole, mut hidden) = (Session::new(engine, model, &spec).unwrap(), Vec::new());
-        whole.extend(engine, model, &row(&ids), &mut |_, column| hidden.push(column.squeeze_dim(0))).unwrap();
+        whole.extend(engine, model, &row(&ids), Some(&mut |_, column| hidden.push(column.squeeze_dim(0)))).unwrap();
         let expected = logits(model, &Tensor::cat(&hidden, 0));
         let mut session = Session::new(engine, model, &spec).unwrap();
-        session.extend(engine, model, &row(&ids[..25]), &mut |_, _| ()).unwrap();
+        session.extend(engine, model, &row(&ids[..25]), None).unwrap();
         for at in 25..ids.len() {
             let hidden = decode_step(engine, model, &mut CapturedLayers::default(), &mut [&mut session], &ids[at..=at], 1)
                 .unwrap()

@@ -34,7 +34,7 @@ fn spec_of(case: &Case) -> SessionSpec {
 /// Hidden states `(B, n, E)` of the next tokens of a session.
 fn extend(session: &mut Session, (engine, model): (&Engine, &Model), ids_bn: &Tensor) -> Tensor {
     let mut hidden = Vec::new();
-    session.extend(engine, model, ids_bn, &mut |_, of_column| hidden.push(of_column.copy())).unwrap();
+    session.extend(engine, model, ids_bn, Some(&mut |_, of_column| hidden.push(of_column.copy()))).unwrap();
     Tensor::cat(&hidden, 1)
 }
 
@@ -246,11 +246,11 @@ fn a_session_ends_where_it_was_made_to() {
     let ids = |n: i64| Tensor::ones([1, n], (Kind::Int64, Device::Cpu));
     let mut session = Session::new(&engine, &model, &SessionSpec::new(1, 8)).unwrap();
     assert!(session.snapshot().is_none(), "there is nothing to keep");
-    session.extend(&engine, &model, &ids(8), &mut |_, _| ()).unwrap();
-    let error = session.extend(&engine, &model, &ids(1), &mut |_, _| ()).unwrap_err();
+    session.extend(&engine, &model, &ids(8), None).unwrap();
+    let error = session.extend(&engine, &model, &ids(1), None).unwrap_err();
     assert_eq!(error.to_string(), "a session of at most 8 tokens can not be extended to 9");
     for wrong in [ids(0), ids(1).expand([2, 1], false)] {
-        let error = session.extend(&engine, &model, &wrong, &mut |_, _| ()).unwrap_err();
+        let error = session.extend(&engine, &model, &wrong, None).unwrap_err();
         assert!(error.to_string().starts_with("a session of 1 sequences can not be extended by "), "{error}");
     }
     let other = Case { buffer: BufferKind::Int8, ..case };
