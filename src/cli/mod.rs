@@ -60,29 +60,29 @@ const fn done((): ()) -> i32 {
     0
 }
 
-verbs! { |verb, on, parser|
-    Init(init::Init) => verb.run(on.device()?).map(done),
+verbs! { |verb, options, parser|
+    Init(init::Init) => verb.run(options.device()?).map(done),
     /// Train a LoRA adapter for a model.
     #[command(visible_alias = "train")]
-    FinetuneLora(finetune::Finetune) => on.with_ranks(verb.joining, |device, world| verb.run(Weights::Adapter, device, world)),
+    FinetuneLora(finetune::Finetune) => options.with_ranks(verb.joining, |device, world| verb.run(Weights::Adapter, device, world)),
     /// Train all weights of a model.
-    FinetuneFull(finetune::Finetune) => on.with_ranks(verb.joining, |device, world| verb.run(Weights::All, device, world)),
-    Resume(finetune::Resume) => on.with_ranks(verb.joining, |device, world| verb.run(device, world)),
-    Launch(launch::LaunchRanks) => verb.run(on, parser),
-    Evaluate(Box<evaluate::Evaluate>) => on.with_ranks(verb.joining, |device, world| verb.run(device, world)).map(done),
-    Calibrate(calibrate::Calibrate) => verb.run(on.device()?).map(done),
+    FinetuneFull(finetune::Finetune) => options.with_ranks(verb.joining, |device, world| verb.run(Weights::All, device, world)),
+    Resume(finetune::Resume) => options.with_ranks(verb.joining, |device, world| verb.run(device, world)),
+    Launch(launch::LaunchRanks) => verb.run(options, parser),
+    Evaluate(Box<evaluate::Evaluate>) => options.with_ranks(verb.joining, |device, world| verb.run(device, world)).map(done),
+    Calibrate(calibrate::Calibrate) => verb.run(options.device()?).map(done),
     Score(score::ScoreAnswers) => verb.run().map(done),
-    Generate(Box<generate::Generate>) => verb.run(on.device()?),
-    Serve(serve::Serve) => verb.run(on.device()?).map(done),
+    Generate(Box<generate::Generate>) => verb.run(options.device()?),
+    Serve(serve::Serve) => verb.run(options.device()?).map(done),
     Export(export::Export) => verb.run(),
     Inspect(inspect::Inspect) => verb.run().map(done),
     Report(report::ReportRuns) => verb.run().map(done),
-    Verify(verify::Verify) => verb.run(on.device()?).map(done),
-    Check(check::Check) => on.with_ranks(verb.joining, |device, world| verb.run(device, world)).map(done),
+    Verify(verify::Verify) => verb.run(options.device()?).map(done),
+    Check(check::Check) => options.with_ranks(verb.joining, |device, world| verb.run(device, world)).map(done),
     Data(data::LookAtData) => verb.run().map(done),
-    Plan(plan::Plan) => on.with_ranks(verb.joining, |device, world| verb.run(device, world)).map(done),
-    Bench(bench::BenchSteps) => on.with_ranks(verb.joining, |device, world| verb.run(device, world)).map(done),
-    Doctor(doctor::Doctor) => verb.run(on.device, on.threads).map(done),
+    Plan(plan::Plan) => options.with_ranks(verb.joining, |device, world| verb.run(device, world)).map(done),
+    Bench(bench::BenchSteps) => options.with_ranks(verb.joining, |device, world| verb.run(device, world)).map(done),
+    Doctor(doctor::Doctor) => verb.run(options.device, options.threads).map(done),
     InitModel(init_model::InitModel) => verb.run().map(done),
     Completions(shell::Completions) => verb.run(parser()).map(done),
     Man(shell::ManPages) => verb.run(parser()).map(done),

@@ -25,7 +25,7 @@ pub(super) struct Column<'a> {
     pub(super) end: usize,
     /// Whether the pass goes on from here through all other layers: caches take turns in all of them.
     pub(super) continues: bool,
-    /// Whether anything follows the attention of the last of them.
+    /// Whether anything follows the attention of the uppermost layer that it runs through.
     pub(super) has_output: bool,
 }
 

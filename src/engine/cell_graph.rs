@@ -13,7 +13,7 @@ use crate::units::Fault;
 /// A column that was carried through a layer band with autograd.
 pub(super) struct CellGraph {
     input: Tensor,
-    /// Hidden states `(B, n, E)` above the band.
+    /// Hidden states `(B, n, E)` above the band; where nothing follows its uppermost attention they mean nothing.
     pub(super) output: Tensor,
     chain: Tensor,
     chain_ends: Vec<Tensor>,

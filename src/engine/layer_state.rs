@@ -167,7 +167,9 @@ impl LayerState {
         let (past, joined) = self.past(span, self.visible_until(span, placement, chunk.rule).as_ref());
         let grads = self.grads.get_or_insert_with(|| self.cache.zero_gradients(kind));
         let mut sink_logit = None;
-        let q = dout.map(|dout| {
+        // What learns of entries counts all queries, also those that nothing asks for.
+        let zeros = self.importance.as_ref().map(|_| placement.unplace(&attended.out_bhnd.zeros_like()));
+        let q = dout.or(zeros.as_ref()).map(|dout| {
             let dout = placement.place(dout);
             let chunk = Qkv { joined, ..chunk.clone() };
             let part = attention::attend_backward(&dout, &chunk, &past, attended);

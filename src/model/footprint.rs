@@ -53,6 +53,14 @@ pub struct LayerBytes {
     pub backward_of_attention: u64,
 }
 
+impl LayerBytes {
+    /// The same of a layer that ends at its attention; what is added to the residual stream `sum` bytes large, and the MLP, are not made.
+    pub fn of_attention(self, sum: u64) -> Self {
+        let graph = self.graph - self.graph_of_mlp - sum;
+        Self { graph, graph_of_mlp: 0, beside_graph: 0, backward_of_mlp: 0, ..self }
+    }
+}
+
 /// What an MLP takes of a [`LayerBytes`].
 #[derive(Clone, Copy, Default)]
 struct MlpBytes {

@@ -87,8 +87,8 @@ pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) 
     plan.columns.iter().zip(targets).map(of_column).collect()
 }
 
-/// All layers, of which those that are alike are looked at once.
-pub(super) fn layers(spec: &StepSpec<'_>, plan: &ChunkPlan) -> Vec<LayerMemory> {
+/// All layers, of which those that are alike are looked at once. The uppermost one ends at its attention in columns without an output.
+pub(super) fn layers(spec: &StepSpec<'_>, plan: &ChunkPlan, columns: &[PlannedColumn]) -> Vec<LayerMemory> {
     let shapes = spec.settings.cache_shapes(spec.config, plan, spec.kind, spec.device);
     let mut layers: Vec<LayerMemory> = Vec::new();
     for (index, shape) in shapes.iter().enumerate() {
@@ -97,6 +97,11 @@ pub(super) fn layers(spec: &StepSpec<'_>, plan: &ChunkPlan) -> Vec<LayerMemory> 
         let known = (0..index).find(|&other| kind(other) == kind(index)).map(|other| layers[other].clone());
         layers.push(known.unwrap_or_else(|| layer(spec, plan, index, shape)));
     }
+    let ending = |(layer, column): (&LayerColumn, &PlannedColumn)| LayerColumn {
+        bytes: if column.has_output { layer.bytes } else { layer.bytes.of_attention(column.hidden) },
+        ..*layer
+    };
+    layers.iter_mut().skip(shapes.len() - 1).for_each(|top| top.columns = top.columns.iter().zip(columns).map(ending).collect());
     layers
 }
 

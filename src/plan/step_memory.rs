@@ -71,10 +71,11 @@ impl<'a> StepMemory<'a> {
     /// `targets` are the positions with a target, by column of `plan`.
     pub(super) fn new(spec: &'a StepSpec<'a>, plan: &ChunkPlan, targets: &[usize]) -> Self {
         let schedule = Schedule::new(spec.settings, plan, spec.trained.first_layer());
+        let columns = columns(spec, plan, targets);
         let mut memory = Self {
             spec,
-            layers: layers(spec, plan),
-            columns: columns(spec, plan, targets),
+            layers: layers(spec, plan, &columns),
+            columns,
             cells: Vec::new(),
             running: Vec::new(),
             hidden_before: vec![[0; 2]],
@@ -103,12 +104,9 @@ impl<'a> StepMemory<'a> {
     fn cell_of(&self, band: usize, c: usize) -> CellMemory {
         let layers = self.layers[self.schedule.layers(band)].iter().map(|layer| &layer.columns[c]);
         let sum = |of: fn(&LayerColumn) -> u64| layers.clone().map(of).sum::<u64>();
-        // Nothing follows the attention of the uppermost layer where there are no targets: neither its sum nor the MLP.
-        let top = self.layers.last().filter(|_| band == 0 && !self.columns[c].has_output);
-        let missing = top.map_or(0, |top| top.columns[c].bytes.graph_of_mlp + self.columns[c].hidden);
         CellMemory {
             is_kept: self.schedule.is_kept(band, c),
-            graph: sum(|layer| layer.bytes.graph) - missing + self.columns[c].shared,
+            graph: sum(|layer| layer.bytes.graph) + self.columns[c].shared,
             undo: sum(|layer| layer.undo),
             resident_undo: sum(|layer| layer.resident_undo),
             outputs: sum(|layer| layer.outputs),
@@ -241,7 +239,7 @@ impl<'a> StepMemory<'a> {
         let (layers, cell, column) = (self.schedule.layers(band), self.cells[band][c], self.columns[c]);
         let is_last = c + 1 == self.columns.len();
         let recomputing = if cell.is_kept { 0 } else { self.beside(&layers, c, false) };
-        let seed = if self.came(band, &column) { 0 } else { column.hidden };
+        let seed = if band == 0 && column.has_targets && self.schedule.has_head_in_cells() { column.hidden } else { 0 };
         let leaves: u64 = if self.spec.sums_apart() { layers.clone().map(|layer| self.spec.of_layer(layer)).sum() } else { 0 };
         let backward = seed + leaves * self.spec.element() + self.backward(&layers, c, is_last);
         let head = if self.schedule.has_head_in_cells() { column.hidden + column.head } else { 0 };

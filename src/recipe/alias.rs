@@ -39,10 +39,10 @@ pub(super) fn apply(document: &mut Document, refusals: &mut Refusals) -> Vec<Str
     }
     refusals.catch(&["kv_cache"], split_cache_name(document, &mut notes));
     refusals.catch(&["kv_cache"], gather_policy_params(document, &mut notes));
-    for (key, RecipeKey { words, told, .. }) in dotted_keys() {
+    for (key, RecipeKey { words, all_words, .. }) in dotted_keys() {
         let Some(node) = document.root.get_mut(&key) else { continue };
         let written = node.word();
-        if let Some((word, _)) = words.iter().chain(&told()).find(|(_, others)| others.contains(&written.as_str())) {
+        if let Some((word, _)) = words.iter().chain(&all_words()).find(|(_, others)| others.contains(&written.as_str())) {
             *node = Node::string(word, node.spot);
             notes.push((node.spot, format!("`{key} = \"{written}\"` is read as `\"{word}\"`")));
         }

@@ -25,7 +25,7 @@ table! {
     pub struct DataRecipe in "data" {
         /// The format of the rows in the files.
         #[also("data.type", "data.format_type")]
-        #[told(DataFormat::words)]
+        #[all_words(DataFormat::words)]
         #[default("detected from the fields of the first rows")]
         pub format: Option<String> = None,
         /// Training samples: a file (`.jsonl`, `.json`, `.csv`, `.parquet`, `.arrow`, `.txt`; texts also as `.gz` or `.zst`), a folder of

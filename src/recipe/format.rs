@@ -33,14 +33,14 @@ pub struct DataFormat {
     pub has_prompt: bool,
     /// Whether a chat template may make texts of its samples.
     pub has_messages: bool,
-    /// What answers are scored by, unless somebody says; it hears whether the right ones are labels of a ranking.
-    pub metrics: fn(&DataRecipe, bool) -> &'static [Metric],
+    /// What answers are scored by, unless somebody says; it may ask whether the references are labels of a ranking.
+    pub metrics: fn(&DataRecipe, &dyn Fn() -> bool) -> &'static [Metric],
 }
 
 impl DataFormat {
     /// Texts, all of which is trained.
     pub const fn of(name: &'static str, fields: &'static str) -> Self {
-        let metrics: fn(&DataRecipe, bool) -> _ = |_, _| &[Metric::ExactMatch, Metric::F1][..];
+        let metrics: fn(&DataRecipe, &dyn Fn() -> bool) -> _ = |_, _| &[Metric::ExactMatch, Metric::F1][..];
         Self { name, also: &[], fields, keys: &[], has_texts: true, has_prompt: false, has_messages: false, metrics }
     }
 

@@ -30,7 +30,7 @@ pub(super) fn read_or_auto<T: DeserializeOwned>(node: &Node, path: &str, source:
 }
 
 /// Refuses a value that is none of the words that another room tells. Before it has told any, each will do.
-pub(super) fn check_told(document: &Document, key: &str, known: Vec<&'static str>) -> Checked<()> {
+pub(super) fn check_word(document: &Document, key: &str, known: Vec<&'static str>) -> Checked<()> {
     let Some(KeyValue { node, .. }) = document.root.entry(key) else { return Ok(()) };
     if known.is_empty() || node.as_str().is_some_and(|word| known.contains(&word)) {
         return Ok(());

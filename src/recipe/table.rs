@@ -4,7 +4,7 @@
 use toml::Value;
 
 use super::diagnose::Checked;
-use super::read::{AUTO, check_told};
+use super::read::{AUTO, check_word};
 use super::tree::Document;
 use super::value::{KeyRule, RecipeValue, shown};
 
@@ -45,7 +45,7 @@ pub struct RecipeKey {
     /// Words of its value, and what other programs call them.
     pub words: &'static [(&'static str, &'static [&'static str])],
     /// All words of its value, where another room tells them.
-    pub told: fn() -> Vec<(&'static str, &'static [&'static str])>,
+    pub all_words: fn() -> Vec<(&'static str, &'static [&'static str])>,
     pub(super) rule: Option<&'static KeyRule>,
     pub may_be_auto: bool,
     /// What its value may be, in words.
@@ -59,7 +59,18 @@ impl RecipeKey {
     /// With nothing declared but its name and its meaning, before its type has said more of it.
     pub(super) fn named(name: &str, meaning: &'static str) -> Self {
         let (name, takes, default, rule, may_be_auto) = (name.to_owned(), String::new(), String::new(), None, false);
-        Self { name, meaning, also: &[], words: &[], told: Vec::new, rule, may_be_auto, takes, default, check: |_, _, _| Ok(()) }
+        Self {
+            name,
+            meaning,
+            also: &[],
+            words: &[],
+            all_words: Vec::new,
+            rule,
+            may_be_auto,
+            takes,
+            default,
+            check: |_, _, _| Ok(()),
+        }
     }
 }
 
@@ -72,7 +83,7 @@ pub(super) fn default_of(entries: &TableEntries, key: &str) -> String {
 impl<T: RecipeValue> RecipeField for T {
     fn keys(key: RecipeKey, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         let check = |document: &Document, name: &str, key: &RecipeKey| {
-            check_told(document, name, (key.told)().into_iter().map(|(word, _)| word).collect())?;
+            check_word(document, name, (key.all_words)().into_iter().map(|(word, _)| word).collect())?;
             let value = if key.may_be_auto { document.value_or_auto::<T>(name)? } else { document.value::<T>(name)? };
             let value = value.map(|value| value.checked(document, name)).transpose()?.as_ref().and_then(T::to_value);
             value.iter().zip(key.rule).try_for_each(|(value, rule)| rule.check(document, name, value))
@@ -112,7 +123,7 @@ pub(super) fn table_of(key: &str) -> &str {
 ///
 /// * `#[also("lora.rank", …)]`: what other programs call the key
 /// * `#[word("f32", "float32", …)]`: a word of its value, and what other programs call that
-/// * `#[told(DataFormat::words)]`: all words of its value, where another room tells them
+/// * `#[all_words(DataFormat::words)]`: all words of its value, where another room tells them
 /// * `#[rule(COUNT)]`: what its number must be
 /// * `#[auto = true]`: that it may be left to the planner
 /// * `#[default("all")]`: what the reference says of the default, where the value does not tell
@@ -143,7 +154,7 @@ macro_rules! table {
                 $(#[doc = $doc:literal])+
                 $(#[also($($also:literal),+ $(,)?)])?
                 $(#[word($word:literal, $($other:literal),+)])*
-                $(#[told($told_words:expr)])?
+                $(#[all_words($all_words:expr)])?
                 $(#[rule($rule:expr)])?
                 $(#[auto = $auto:literal])?
                 $(#[default($told:literal)])?
@@ -183,7 +194,7 @@ macro_rules! table {
                         let key = RecipeKey {
                             also: &[$($($also),+)?],
                             words: &[$(($word, &[$($other),+])),*],
-                            $(told: $told_words,)?
+                            $(all_words: $all_words,)?
                             rule: table!(@rule $($rule)?),
                             may_be_auto: [$($auto,)? false][0],
                             ..RecipeKey::named(super::table::key_name(stringify!($key)), concat!($($doc),+))

@@ -78,7 +78,7 @@ impl Drop for Offloaded {
     }
 }
 
-/// Copies of tensors that are on their way to a device.
+/// Tensors that are there, or copies that are on their way to a device.
 #[derive(Debug)]
 pub(super) struct Coming {
     tensors: Vec<Tensor>,

@@ -131,6 +131,5 @@ fn graphs_of_columns_without_targets_end_at_the_uppermost_attention() {
         rows.iter().find(|(part, _)| *part == "activations").unwrap().1
     };
     let (all, answer) = (activations(1), activations(TOKENS as usize - 8));
-    println!("{answer} of {all} bytes");
     assert!(answer < all * 9 / 10, "{answer} of {all}");
 }

@@ -45,12 +45,12 @@ fn table_of(keys: &[RecipeKey]) -> String {
 
 /// Words of its value that have others, with these.
 fn words_of(key: &RecipeKey) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
-    key.words.iter().copied().chain((key.told)()).filter(|(_, others)| !others.is_empty())
+    key.words.iter().copied().chain((key.all_words)()).filter(|(_, others)| !others.is_empty())
 }
 
 /// What its value may be: where another room tells all words, one of these.
 fn takes(key: &RecipeKey) -> String {
-    let told: Vec<String> = (key.told)().iter().map(|(word, _)| code(word)).collect();
+    let told: Vec<String> = (key.all_words)().iter().map(|(word, _)| code(word)).collect();
     told.split_last().map_or_else(|| key.takes.clone(), |(last, rest)| format!("{} or {last}", rest.join(", ")))
 }
 

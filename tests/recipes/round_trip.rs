@@ -105,7 +105,7 @@ prop_compose! {
             (wording, most, kind) in (select(LongBenchPrompt::ALL), 1..1_000_000_usize, select(HelmetFamily::ALL)),
             chat in chat()) -> DataRecipe {
         // A conversation has no class.
-        let format = if format.is_chat() && head != HeadRecipe::NextToken { formats()[1] } else { format };
+        let format = if format.is_chat() && head != HeadRecipe::NextToken { formats().into_iter().find(|format| format.name == "prompt-completion").unwrap() } else { format };
         let (is_longbench, is_helmet) = (format.name == "longbench-v2", format.name == "helmet");
         let prompt_key = (is_longbench && head == HeadRecipe::NextToken).then_some(wording);
         let validation = file.map_or(ValidationSource::Fraction(part), |file| ValidationSource::File(file.into()));

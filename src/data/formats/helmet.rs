@@ -22,7 +22,7 @@ pub(super) const FORMAT: RowFormat = RowFormat {
             Some(family) if family.is_message() => {
                 &[Metric::Rouge(RougeMeasure { kind: RougeKind::L, stemmed: true, figure: RougeFigure::F1 })]
             }
-            _ if are_ranks => &[Metric::Ndcg10],
+            _ if are_ranks() => &[Metric::Ndcg10],
             _ => &[Metric::Substring],
         },
         ..DataFormat::of("helmet", "question answers ctxs demos context answer num_kvs query qid type_needle_v outputs options")

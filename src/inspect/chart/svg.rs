@@ -16,7 +16,7 @@ pub(crate) fn escape(text: &str) -> String {
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
             '\n' | '\t' => out.push(c),
-            // What turns the direction of what follows would reach beyond the text, and XML has no way to write the last two of a plane.
+            // What turns the direction of what follows would reach beyond the text, and XML has no way to write U+FFFE and U+FFFF.
             '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
             c if is_unprintable(c) => out.push('\u{fffd}'),
             c => out.push(c),
