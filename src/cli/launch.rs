@@ -27,9 +27,6 @@ const LAUNCHER: &str = "KVTUNE_LAUNCHER";
 const PASSED_ON: [(i32, Signal); 4] =
     [(SIGINT, Signal::INT), (SIGTERM, Signal::TERM), (SIGUSR1, Signal::USR1), (SIGHUP, Signal::TERM)];
 
-/// The commands whose work ranks share.
-const SHARED: [&str; 8] = ["finetune-lora", "finetune-full", "resume", "evaluate", "check", "plan", "bench", "doctor"];
-
 /// How often the ranks are looked at.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long the others may take to see by themselves that a rank is gone, and to end when they are told to.
@@ -65,9 +62,15 @@ pub(super) fn follow_launcher() {
     }
 }
 
+/// The commands whose work ranks share: those that say how ranks meet.
+fn shared(parser: &clap::Command) -> Vec<&str> {
+    let joins = |verb: &&clap::Command| verb.get_arguments().any(|argument| argument.get_id() == "dist_timeout");
+    parser.get_subcommands().filter(joins).map(clap::Command::get_name).collect()
+}
+
 /// Whether several ranks may begin a command: they share its work, or it starts others.
-pub(super) fn is_for_ranks(verb: &str) -> bool {
-    verb == "launch" || SHARED.contains(&verb)
+pub(super) fn is_for_ranks(verb: &str, parser: &clap::Command) -> bool {
+    verb == "launch" || shared(parser).contains(&verb)
 }
 
 impl LaunchRanks {
@@ -75,7 +78,7 @@ impl LaunchRanks {
     /// `parser` is that of all commands.
     pub(super) fn run(&self, options: &SharedOptions, parser: fn() -> clap::Command) -> Result<i32, Fault> {
         let command = [options.words(), self.command.clone()].concat();
-        check(&command, parser())?;
+        check(&command, &parser())?;
         let mut signals = Signals::new(PASSED_ON.map(|(number, _)| number)).map_err(|error| {
             Fault::new(Exit::Memory, format!("can't watch for signals: {error}")).with_hint("look at the limits of this process")
         })?;
@@ -110,10 +113,10 @@ impl LaunchRanks {
 }
 
 /// Refuses what would fail on every rank alike, or start ranks of ranks.
-fn check(command: &[String], parser: clap::Command) -> Result<(), Fault> {
+fn check(command: &[String], parser: &clap::Command) -> Result<(), Fault> {
     let usage = |message: String, hint: &str| Err(Fault::usage(message, hint));
     if let Some(message) = refused_by_all(command, parser) {
-        return usage(message, &format!("ranks share `{}`; start other commands without `launch`", SHARED.join("`, `")));
+        return usage(message, &format!("ranks share `{}`; start other commands without `launch`", shared(parser).join("`, `")));
     }
     match launched()? {
         Some(launch) if launch.size > 1 => usage(
@@ -125,11 +128,11 @@ fn check(command: &[String], parser: clap::Command) -> Result<(), Fault> {
 }
 
 /// Why each of several ranks would refuse a command.
-fn refused_by_all(words: &[String], parser: clap::Command) -> Option<String> {
-    match parser.try_get_matches_from(std::iter::once("kvtune").chain(words.iter().map(String::as_str))) {
+fn refused_by_all(words: &[String], parser: &clap::Command) -> Option<String> {
+    match parser.clone().try_get_matches_from(std::iter::once("kvtune").chain(words.iter().map(String::as_str))) {
         Ok(matches) => match matches.subcommand_name() {
             Some("launch") => Some("a launched rank can't launch ranks".to_owned()),
-            verb => verb.filter(|verb| !is_for_ranks(verb)).map(alone),
+            verb => verb.filter(|verb| !is_for_ranks(verb, parser)).map(alone),
         },
         Err(error) if error.use_stderr() => {
             // What is missing stands on lines of its own, up to an empty one.

@@ -72,7 +72,7 @@ fn refused(error: &clap::Error) -> i32 {
 fn run(arguments: &Arguments) -> Result<i32, Fault> {
     let Arguments { verb, verb_name, options } = arguments;
     console::speak(Speech { is_quiet: options.quiet, is_verbose: options.verbose, is_json: options.format == Format::Json });
-    if !launch::is_for_ranks(verb_name) {
+    if !launch::is_for_ranks(verb_name, &parser()) {
         world::refuse_further_ranks(verb_name)?;
     }
     verb.run(options, parser)

@@ -36,7 +36,7 @@ pub struct FileReport {
 impl FileReport {
     pub(super) fn new(source: &DataSource, limit: usize, tokens: &Tokens) -> Self {
         let Tokens { file, record: TokenRecord { counts, .. }, is_cached, problem, .. } = tokens;
-        let made_now = if source.format.has_texts { "tokenised now" } else { "pre-tokenised" };
+        let made_now = if source.format().has_texts { "tokenised now" } else { "pre-tokenised" };
         let origin = if *is_cached { "tokenised before" } else { made_now };
         let mut fingerprints: Vec<u64> = (0..file.len()).map(|sample| file.fingerprint(sample)).collect();
         fingerprints.sort_unstable();

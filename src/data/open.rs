@@ -14,7 +14,7 @@ use super::dataset::{Dataset, Piece, Samples, hash_of};
 use super::encode::Encoder;
 use super::encoded_rows::each_row;
 use super::faults::{self, RowFault};
-use super::formats::{ExampleReader, registered};
+use super::formats::ExampleReader;
 use super::initial_part::InitialPartFinder;
 use super::label_tokens::Classes;
 use super::load_report::FileReport;
@@ -162,12 +162,12 @@ impl<'a> Opener<'a> {
         let pieces = self.pieces(&source.files, &tokens, &mut report)?;
         let are_checked = (0..tokens.file.len()).map(|_| AtomicBool::new(false)).collect();
         let (hash, encoder) = (hash_of(&tokens.record.hashes), self.encoder.clone());
-        let (paths, format) = (source.files, source.format);
+        let (format, paths) = (source.format(), source.files);
         Ok((Arc::new(Samples { paths, hash, tokens, encoder, format, reply_prefix, are_checked }), pieces, report))
     }
 
     pub(super) fn reader(&self, source: &DataSource) -> Result<ExampleReader<'_>, Fault> {
-        ExampleReader::new(self.recipe, registered(source.format.name)?, self.classes.as_ref(), &self.encoder)
+        ExampleReader::new(self.recipe, source.format, self.classes.as_ref(), &self.encoder)
     }
 
     /// What is run of samples, and the counts of it.
@@ -192,7 +192,7 @@ impl<'a> Opener<'a> {
         let DataRecipe { on_bad_row, max_line_bytes, .. } = self.recipe;
         let key = json!({
             "columns": source.rows.columns, "on_bad_row": on_bad_row.name(), "max_line_bytes": max_line_bytes,
-            "rows": reader.identity(), "tokens": self.encoder.identity(source.format.has_messages),
+            "rows": reader.identity(), "tokens": self.encoder.identity(source.format().has_messages),
         });
         key.to_string()
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::faults::RowFault;
-use super::formats::{detect, registered};
+use super::formats::{RowFormat, detect, registered};
 use super::rows::{self, SplitName};
 use super::sample_place::{LineOrRecord, SamplePlace};
 use crate::recipe::{DataFormat, DataPaths, DataRecipe};
@@ -13,7 +13,7 @@ use crate::units::Fault;
 pub struct DataSource {
     /// In the order in which they are read.
     pub files: Vec<PathBuf>,
-    pub format: &'static DataFormat,
+    pub(super) format: &'static RowFormat,
     /// The format and what it was told from, where the recipe does not say.
     pub told: Option<String>,
     /// What of folders was left out.
@@ -50,6 +50,10 @@ impl DataSource {
             }
             (detected.format, Some(words))
         };
-        Ok(Self { files, format: &registered(format)?.facts, told, notes, rows })
+        Ok(Self { files, format: registered(format)?, told, notes, rows })
+    }
+
+    pub fn format(&self) -> &'static DataFormat {
+        &self.format.facts
     }
 }

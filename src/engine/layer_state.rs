@@ -168,7 +168,8 @@ impl LayerState {
         let grads = self.grads.get_or_insert_with(|| self.cache.zero_gradients(kind));
         let mut sink_logit = None;
         // What learns of entries counts all queries, also those that nothing asks for.
-        let zeros = self.importance.as_ref().map(|_| placement.unplace(&attended.out_bhnd.zeros_like()));
+        let zeros =
+            self.importance.as_ref().filter(|_| dout.is_none()).map(|_| placement.unplace(&attended.out_bhnd.zeros_like()));
         let q = dout.or(zeros.as_ref()).map(|dout| {
             let dout = placement.place(dout);
             let chunk = Qkv { joined, ..chunk.clone() };

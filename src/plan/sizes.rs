@@ -101,7 +101,9 @@ pub(super) fn layers(spec: &StepSpec<'_>, plan: &ChunkPlan, columns: &[PlannedCo
         bytes: if column.has_output { layer.bytes } else { layer.bytes.of_attention(column.hidden) },
         ..*layer
     };
-    layers.iter_mut().skip(shapes.len() - 1).for_each(|top| top.columns = top.columns.iter().zip(columns).map(ending).collect());
+    if let Some(top) = layers.last_mut() {
+        top.columns = top.columns.iter().zip(columns).map(ending).collect();
+    }
     layers
 }
 

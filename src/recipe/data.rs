@@ -274,15 +274,22 @@ impl HeadRecipe {
     }
 
     pub(super) fn to_table(&self) -> HeadTable {
-        use HeadKind::{NextToken, SeqClassification, SeqClassificationOnLogits};
-        let (kind, labels, label_tokens, num_labels) = match self.clone() {
-            Self::NextToken => (NextToken, None, None, None),
-            Self::SeqClassificationOnLogits(Labels::Texts(texts)) => (SeqClassificationOnLogits, Some(texts), None, None),
-            Self::SeqClassificationOnLogits(Labels::Tokens(ids)) => (SeqClassificationOnLogits, None, Some(ids), None),
-            Self::SeqClassification(ClassList::Named(names)) => (SeqClassification, Some(names), None, None),
-            Self::SeqClassification(ClassList::Count(count)) => (SeqClassification, None, None, Some(count)),
-        };
-        HeadTable { kind, labels, num_labels, label_tokens, ..HeadTable::default() }
+        let none = |kind| HeadTable { kind, ..HeadTable::default() };
+        match self.clone() {
+            Self::NextToken => none(HeadKind::NextToken),
+            Self::SeqClassificationOnLogits(Labels::Texts(texts)) => {
+                HeadTable { labels: Some(texts), ..none(HeadKind::SeqClassificationOnLogits) }
+            }
+            Self::SeqClassificationOnLogits(Labels::Tokens(ids)) => {
+                HeadTable { label_tokens: Some(ids), ..none(HeadKind::SeqClassificationOnLogits) }
+            }
+            Self::SeqClassification(ClassList::Named(names)) => {
+                HeadTable { labels: Some(names), ..none(HeadKind::SeqClassification) }
+            }
+            Self::SeqClassification(ClassList::Count(count)) => {
+                HeadTable { num_labels: Some(count), ..none(HeadKind::SeqClassification) }
+            }
+        }
     }
 }
 

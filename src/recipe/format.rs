@@ -23,7 +23,7 @@ pub struct DataFormat {
     pub name: &'static str,
     /// What other programs call it.
     pub also: &'static [&'static str],
-    /// The fields that are read of its rows, whatever head and family, with blanks between.
+    /// What [`Self::fields`] lists, with blanks between.
     pub fields: &'static str,
     /// Keys of `[data]` that say nothing of other formats.
     pub keys: &'static [&'static str],
@@ -42,6 +42,11 @@ impl DataFormat {
     pub const fn of(name: &'static str, fields: &'static str) -> Self {
         let metrics: fn(&DataRecipe, &dyn Fn() -> bool) -> _ = |_, _| &[Metric::ExactMatch, Metric::F1][..];
         Self { name, also: &[], fields, keys: &[], has_texts: true, has_prompt: false, has_messages: false, metrics }
+    }
+
+    /// The fields that are read of its rows, whatever head and family.
+    pub fn fields(&self) -> impl Iterator<Item = &'static str> + use<> {
+        self.fields.split(' ')
     }
 
     /// The names of all formats, each with what other programs call it.
@@ -64,7 +69,7 @@ impl DataRecipe {
     /// The first key that rows of a format contradict, or that goes unheard beside them, and the error.
     pub fn contradiction(&self, format: &DataFormat) -> Option<(String, Fault)> {
         let refuse = |key: &str, message: String, hint: &str| Some((key.to_owned(), Fault::usage(message, hint)));
-        let (train_on, name, fields) = (self.chat.train_on, format.name, || format.fields.split(' '));
+        let (train_on, name) = (self.chat.train_on, format.name);
         let targets = [("data.train_on_prompt", self.train_on_prompt), ("data.train_on", train_on.is_some())];
         if let Some((key, _)) = targets.into_iter().find(|(_, is_set)| *is_set && !format.has_texts) {
             let message = format!("`{key}` says nothing where `data.format` is `{name}`: the sequences bring their labels");
@@ -82,9 +87,9 @@ impl DataRecipe {
             let message = format!("`data.boundary` says nothing where `data.format` is `{name}`: there is no prompt as text");
             return refuse("data.boundary", message, "leave it out");
         }
-        if let Some(other) = self.columns.keys().find(|column| !fields().any(|field| field == *column)) {
+        if let Some(other) = self.columns.keys().find(|column| !format.fields().any(|field| field == *column)) {
             let message = format!("`data.columns` names the field `{}`, which `{name}` does not have", quoted(other));
-            let (known, first) = (listed(fields()), fields().next().unwrap_or_default());
+            let (known, first) = (listed(format.fields()), format.fields().next().unwrap_or_default());
             let hint = format!("choose {known}, with its column behind it, as in `columns = {{ {first} = \"NAME\" }}`");
             return refuse("data.columns", message, &hint);
         }

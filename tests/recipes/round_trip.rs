@@ -119,7 +119,7 @@ prop_compose! {
             roles: if format.name == "sharegpt" { chat.roles } else { BTreeMap::new() },
             ..chat
         };
-        let columns = format.fields.split(' ').map(str::to_owned).zip(columns).collect();
+        let columns = format.fields().map(str::to_owned).zip(columns).collect();
         let format = Some(format.name.to_owned());
         let train = train.into();
         let split_overlap = if on_too_long == OnTooLong::Split { max_seq_length.map_or(3, |length| (length - 2).min(7)) } else { 0 };

@@ -49,7 +49,7 @@ pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<Stri
         console::warning(warning);
     }
     lengths.sort_unstable();
-    let seen = Seen { format: survey.source.format, bad: survey.bad(), positions: limits.max_positions, lengths };
+    let seen = Seen { format: survey.source.format(), bad: survey.bad(), positions: limits.max_positions, lengths };
     if seen.lengths.is_empty() {
         survey.verdict()?;
     }

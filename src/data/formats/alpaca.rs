@@ -9,14 +9,13 @@ use crate::data::rows::DataRow;
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
-pub(super) const FORMAT: RowFormat = RowFormat {
-    facts: DataFormat {
-        has_messages: true,
-        ..DataFormat::of("alpaca", "instruction input output system history tools documents chat_template_kwargs")
-    },
-    known_by: &[&["instruction", "output"]],
-    ..RowFormat::new(|_, row| conversation(row).map(Example::new))
+const FACTS: DataFormat = DataFormat {
+    has_messages: true,
+    ..DataFormat::of("alpaca", "instruction input output system history tools documents chat_template_kwargs")
 };
+
+pub(super) const FORMAT: RowFormat =
+    RowFormat { known_by: &[&["instruction", "output"]], ..RowFormat::new(FACTS, |_, row| conversation(row).map(Example::new)) };
 
 fn conversation(row: &mut DataRow) -> Result<ChatSample, Fault> {
     let mut messages = Vec::new();

@@ -13,6 +13,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::recipe::{DataFormat, DataRecipe, HelmetFamily, LongBenchPrompt};
 use crate::units::Fault;
 
+#[derive(Debug)]
 pub(in crate::data) struct RowFormat {
     /// What recipes know of it.
     pub(in crate::data) facts: DataFormat,
@@ -31,9 +32,8 @@ pub(in crate::data) struct RowFormat {
 }
 
 impl RowFormat {
-    /// A format as most are; its `facts` are still to be said.
-    pub(super) const fn new(read: fn(&ExampleReader<'_>, &mut DataRow) -> Result<Example, Fault>) -> Self {
-        let facts = DataFormat::of("", "");
+    /// A format as most are.
+    pub(super) const fn new(facts: DataFormat, read: fn(&ExampleReader<'_>, &mut DataRow) -> Result<Example, Fault>) -> Self {
         Self { facts, known_by: &[], rank: 1, has_classes: false, is_message: |_| false, reply_prefix: |_| "", read }
     }
 }

@@ -10,26 +10,27 @@ use crate::metrics::{Metric, RougeFigure, RougeKind, RougeMeasure};
 use crate::recipe::{DataFormat, HelmetFamily};
 use crate::units::Fault;
 
-pub(super) const FORMAT: RowFormat = RowFormat {
-    facts: DataFormat {
-        keys: &["family"],
-        has_prompt: true,
-        has_messages: true,
-        // HELMET's own of a family, where it is a formula.
-        metrics: |recipe, are_ranks| match recipe.each().find_map(|data| data.family) {
-            Some(HelmetFamily::Icl) => &[Metric::ExactMatch, Metric::F1],
-            Some(HelmetFamily::InfbenchChoice) => &[Metric::ExactMatch],
-            Some(family) if family.is_message() => {
-                &[Metric::Rouge(RougeMeasure { kind: RougeKind::L, stemmed: true, figure: RougeFigure::F1 })]
-            }
-            _ if are_ranks() => &[Metric::Ndcg10],
-            _ => &[Metric::Substring],
-        },
-        ..DataFormat::of("helmet", "question answers ctxs demos context answer num_kvs query qid type_needle_v outputs options")
+const FACTS: DataFormat = DataFormat {
+    keys: &["family"],
+    has_prompt: true,
+    has_messages: true,
+    // HELMET's own of a family, where it is a formula.
+    metrics: |recipe, are_ranks| match recipe.each().find_map(|data| data.family) {
+        Some(HelmetFamily::Icl) => &[Metric::ExactMatch, Metric::F1],
+        Some(HelmetFamily::InfbenchChoice) => &[Metric::ExactMatch],
+        Some(family) if family.is_message() => {
+            &[Metric::Rouge(RougeMeasure { kind: RougeKind::L, stemmed: true, figure: RougeFigure::F1 })]
+        }
+        _ if are_ranks() => &[Metric::Ndcg10],
+        _ => &[Metric::Substring],
     },
+    ..DataFormat::of("helmet", "question answers ctxs demos context answer num_kvs query qid type_needle_v outputs options")
+};
+
+pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[FAMILIES[0].1, FAMILIES[1].1, FAMILIES[2].1, FAMILIES[3].1],
     is_message: |recipe| recipe.family.is_some_and(HelmetFamily::is_message),
-    ..RowFormat::new(|reader, row| {
+    ..RowFormat::new(FACTS, |reader, row| {
         let (text, is_message) = text(row, reader.recipe.family, reader.has_template)?;
         Ok(text.example(is_message))
     })

@@ -11,21 +11,22 @@ use crate::metrics::{Metric, strip};
 use crate::recipe::{DataFormat, DataRecipe, LongBenchPrompt};
 use crate::units::Fault;
 
+const FACTS: DataFormat = DataFormat {
+    also: &["longbench_v2", "longbenchv2", "LongBenchV2", "LongBench-v2"],
+    keys: &["prompt", "max_prompt_tokens"],
+    has_prompt: true,
+    has_messages: true,
+    metrics: |_, _| &[Metric::LongBenchV2],
+    ..DataFormat::of("longbench-v2", "context question choice_A choice_B choice_C choice_D answer difficulty length domain")
+};
+
 pub(super) const FORMAT: RowFormat = RowFormat {
-    facts: DataFormat {
-        also: &["longbench_v2", "longbenchv2", "LongBenchV2", "LongBench-v2"],
-        keys: &["prompt", "max_prompt_tokens"],
-        has_prompt: true,
-        has_messages: true,
-        metrics: |_, _| &[Metric::LongBenchV2],
-        ..DataFormat::of("longbench-v2", "context question choice_A choice_B choice_C choice_D answer difficulty length domain")
-    },
     known_by: &[&["context", "question", "choice_A", "choice_B", "choice_C", "choice_D", "answer"]],
     is_message: |recipe| !matches!(wording(recipe), LongBenchPrompt::KeysValues | LongBenchPrompt::LmEval),
     reply_prefix: |recipe| reply_prefix(wording(recipe)),
     rank: 0,
     has_classes: true,
-    ..RowFormat::new(example)
+    ..RowFormat::new(FACTS, example)
 };
 
 const LETTERS: [&str; 4] = ["A", "B", "C", "D"];

@@ -8,14 +8,15 @@ use crate::recipe::DataFormat;
 
 const FIELD: &str = "messages";
 
+const FACTS: DataFormat = DataFormat {
+    also: &["chat", "chat_template", "openai"],
+    has_messages: true,
+    ..DataFormat::of("messages", "messages text tools documents chat_template_kwargs")
+};
+
 pub(super) const FORMAT: RowFormat = RowFormat {
-    facts: DataFormat {
-        also: &["chat", "chat_template", "openai"],
-        has_messages: true,
-        ..DataFormat::of("messages", "messages text tools documents chat_template_kwargs")
-    },
     known_by: &[&[FIELD]],
-    ..RowFormat::new(|reader, row| {
+    ..RowFormat::new(FACTS, |reader, row| {
         // As TRL has it: a row of plain text among conversations, all of which is trained.
         if !row.has(FIELD) && row.has("text") {
             reader.refuse_text_for_messages(row, "text")?;

@@ -23,10 +23,10 @@ use crate::recipe::DataFormat;
 use crate::units::Fault;
 
 pub(super) use detect::detect;
-pub(super) use format::ExampleReader;
+pub(super) use format::{ExampleReader, RowFormat};
 
 /// All formats, in the order in which they are listed.
-const FORMATS: &[&format::RowFormat] = &[
+const FORMATS: &[&RowFormat] = &[
     &longbench_v2::FORMAT,
     &prompt_completion::FORMAT,
     &messages::FORMAT,
@@ -39,7 +39,7 @@ const FORMATS: &[&format::RowFormat] = &[
 ];
 
 /// The format of a name.
-pub(super) fn registered(name: &str) -> Result<&'static format::RowFormat, Fault> {
+pub(super) fn registered(name: &str) -> Result<&'static RowFormat, Fault> {
     let format = FORMATS.iter().copied().find(|format| format.facts.name == name);
     format.ok_or_else(|| Fault::usage(format!("there is no `data.format = \"{name}\"`"), "leave it out: rows tell it"))
 }

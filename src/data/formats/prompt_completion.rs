@@ -11,16 +11,17 @@ use crate::data::tokenizer::Tokenizer;
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
+const FACTS: DataFormat = DataFormat {
+    also: &["prompt_completion"],
+    has_prompt: true,
+    has_messages: true,
+    ..DataFormat::of("prompt-completion", "prompt completion label tools documents chat_template_kwargs")
+};
+
 pub(super) const FORMAT: RowFormat = RowFormat {
-    facts: DataFormat {
-        also: &["prompt_completion"],
-        has_prompt: true,
-        has_messages: true,
-        ..DataFormat::of("prompt-completion", "prompt completion label tools documents chat_template_kwargs")
-    },
     known_by: &[&["prompt", "completion"], &["prompt", "label"]],
     has_classes: true,
-    ..RowFormat::new(|reader, row| {
+    ..RowFormat::new(FACTS, |reader, row| {
         if row.fields().get("prompt").is_some_and(Value::is_string) {
             reader.refuse_text_for_messages(row, "prompt")?;
         }

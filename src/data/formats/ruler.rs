@@ -6,14 +6,15 @@ use crate::metrics::Metric;
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
+const FACTS: DataFormat = DataFormat {
+    has_prompt: true,
+    metrics: |_, _| &[Metric::RulerAll],
+    ..DataFormat::of("ruler", "input answer_prefix outputs")
+};
+
 pub(super) const FORMAT: RowFormat = RowFormat {
-    facts: DataFormat {
-        has_prompt: true,
-        metrics: |_, _| &[Metric::RulerAll],
-        ..DataFormat::of("ruler", "input answer_prefix outputs")
-    },
     known_by: &[&["input", "answer_prefix", "outputs"]],
-    ..RowFormat::new(|_, row| Ok(text(row)?.example(false)))
+    ..RowFormat::new(FACTS, |_, row| Ok(text(row)?.example(false)))
 };
 
 /// What a row says. `index` is no key: in needle tasks it is a place in the text.

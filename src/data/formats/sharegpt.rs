@@ -11,15 +11,16 @@ use crate::data::rows::{DataRow, kind};
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
+const FACTS: DataFormat = DataFormat {
+    also: &["ShareGPT", "share-gpt", "share_gpt"],
+    keys: &["roles"],
+    has_messages: true,
+    ..DataFormat::of("sharegpt", "conversations system tools documents chat_template_kwargs")
+};
+
 pub(super) const FORMAT: RowFormat = RowFormat {
-    facts: DataFormat {
-        also: &["ShareGPT", "share-gpt", "share_gpt"],
-        keys: &["roles"],
-        has_messages: true,
-        ..DataFormat::of("sharegpt", "conversations system tools documents chat_template_kwargs")
-    },
     known_by: &[&["conversations"]],
-    ..RowFormat::new(|reader, row| conversation(row, &reader.recipe.chat.roles).map(Example::new))
+    ..RowFormat::new(FACTS, |reader, row| conversation(row, &reader.recipe.chat.roles).map(Example::new))
 };
 
 /// Roles, and the tags that stand for each.

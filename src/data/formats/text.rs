@@ -9,12 +9,13 @@ use crate::data::tokenizer::Tokenizer;
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
+const FACTS: DataFormat = DataFormat::of("text", "text label");
+
 pub(super) const FORMAT: RowFormat = RowFormat {
-    facts: DataFormat::of("text", "text label"),
     known_by: &[&["text"]],
     rank: 2,
     has_classes: true,
-    ..RowFormat::new(|reader, row| content(row, reader.classes, reader.tokenizer()?).map(Example::new))
+    ..RowFormat::new(FACTS, |reader, row| content(row, reader.classes, reader.tokenizer()?).map(Example::new))
 };
 
 /// What a row says. With a classification head `label` is its class.

@@ -16,12 +16,14 @@ use crate::data::rows::{DataRow, class, kind};
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
+const FACTS: DataFormat =
+    DataFormat { has_texts: false, ..DataFormat::of("tokens", "input_ids labels label attention_mask position_ids") };
+
 pub(super) const FORMAT: RowFormat = RowFormat {
-    facts: DataFormat { has_texts: false, ..DataFormat::of("tokens", "input_ids labels label attention_mask position_ids") },
     known_by: &[&["input_ids"]],
     rank: 0,
     has_classes: true,
-    ..RowFormat::new(|reader, row| content(row, reader.classes, reader.encoder.vocab_size).map(Example::new))
+    ..RowFormat::new(FACTS, |reader, row| content(row, reader.classes, reader.encoder.vocab_size).map(Example::new))
 };
 
 /// What a row says; every id is checked against the model's vocabulary.
