@@ -234,7 +234,10 @@ impl Planner<'_> {
 
     fn consider_chunks(&self, kv: &CacheRecipe, grad: GradRecipe) -> Result<Alternative, Fault> {
         let settings = Settings::new(self.config, kv, &grad)?;
-        let spec = self.spec(&settings);
+        let Machine { device, threads, ranks, .. } = self.machine;
+        let accumulates = self.recipe.train.gradient_accumulation_steps > 1;
+        let spec = StepSpec::of(self.recipe, self.config, &settings, self.trained, device);
+        let spec = StepSpec { threads, ranks, accumulates, ..spec };
         let plan = settings.plan(self.batch, None)?;
         let forecast = Forecast::of(&spec, &plan, self.batch);
         let (host, device) = match &forecast.host {
@@ -259,12 +262,6 @@ impl Planner<'_> {
             forecast,
             grad,
         })
-    }
-
-    fn spec<'b>(&'b self, settings: &'b Settings) -> StepSpec<'b> {
-        let Machine { device, threads, ranks, .. } = self.machine;
-        let accumulates = self.recipe.train.gradient_accumulation_steps > 1;
-        StepSpec { threads, ranks, accumulates, ..StepSpec::of(self.recipe, self.config, settings, self.trained, device) }
     }
 
     /// Shapes of cells, as far as they are open, with given stores.

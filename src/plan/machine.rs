@@ -1,13 +1,10 @@
 //! What computes: a device with its memory and its speed, here or elsewhere.
 
-use std::time::Instant;
-
-use tch::{Device, Kind, Tensor, no_grad};
+use tch::Device;
 
 use super::ProcessBaseline;
 use super::baseline::resident_now;
-use crate::model::kind_of;
-use crate::native::{cuda, product};
+use crate::native::cuda;
 use crate::recipe::Dtype;
 use crate::report::memory::attainable;
 use crate::units::Bytes;
@@ -72,32 +69,4 @@ impl Machine {
         self.baseline.resident.0 += resident_now().saturating_sub(before);
         loaded
     }
-
-    /// With the rate of one product of matrices, by the library that the projections use.
-    pub fn timed(self, dtype: Dtype) -> Self {
-        let (multiply, operations) = square_product(kind_of(dtype), self.device);
-        let seconds = || {
-            let began = Instant::now();
-            multiply();
-            cuda::wait(self.device);
-            began.elapsed().as_secs_f64()
-        };
-        // The first one warms up.
-        let least = (0..PRODUCTS).map(|_| seconds()).skip(1).fold(f64::INFINITY, f64::min);
-        Self { rate: Some(operations / least.max(f64::MIN_POSITIVE)), ..self }
-    }
-}
-
-/// How often the product is made.
-const PRODUCTS: usize = 4;
-/// Side of the matrices: large enough for the rate, small enough to leave memory as it was.
-const SIDE_CPU: i64 = 1024;
-const SIDE_CUDA: i64 = 4096;
-
-/// A product of two square matrices, to be made again and again, and its operations.
-pub fn square_product(kind: Kind, device: Device) -> (impl Fn(), f64) {
-    let side = if device.is_cuda() { SIDE_CUDA } else { SIDE_CPU };
-    // Drawn: where all numbers are the same, few wires change, and a GPU that is short of power computes faster than it ever would.
-    let [x, w] = [(); 2].map(|()| Tensor::randn([side, side], (kind, device)));
-    (move || no_grad(|| drop(product(&x, &w))), 2.0 * side.pow(3) as f64)
 }

@@ -17,7 +17,7 @@ pub use baseline::ProcessBaseline;
 pub use choose::{Alternative, Decision, Planner};
 pub use flops::Flops;
 pub use forecast::Forecast;
-pub use machine::{Limits, Machine, square_product};
+pub use machine::{Limits, Machine};
 pub use moment::{PlannedPeak, StepPart};
 pub use step_memory::GRAPHS;
 pub use step_spec::StepSpec;

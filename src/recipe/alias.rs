@@ -48,7 +48,7 @@ pub(super) fn apply(document: &mut Document, refusals: &mut Refusals) -> Vec<Str
         }
     }
     notes.sort();
-    notes.into_iter().map(|(spot, note)| format!("{}: {note}", document.source.place(spot).short())).collect()
+    notes.into_iter().map(|(spot, note)| format!("{}: {note}", document.source.short(spot))).collect()
 }
 
 /// `kv_cache.name = "h2o-torch-quantized8"` is a policy and a buffer.

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value as Json};
-use toml::{Table, Value};
+use toml::Table;
 
 use super::diagnose::Checked;
 use super::table::{RecipeField, RecipeKey, RecipeTable, TableEntries, table};
@@ -66,7 +66,7 @@ impl RecipeField for ChatRecipe {
         <Self as RecipeTable>::keys()
     }
 
-    fn find(document: &Document, _: &str, _: &str) -> Checked<Option<Self>> {
+    fn find(document: &Document, _: &str) -> Checked<Option<Self>> {
         <Self as RecipeTable>::read(document).map(Some)
     }
 
@@ -76,7 +76,6 @@ impl RecipeField for ChatRecipe {
 }
 
 words! {
-    /// Which part of a sample is trained.
     pub enum TrainOn {
         Completion = "completion",
         Assistant = "assistant",
@@ -86,7 +85,6 @@ words! {
 }
 
 words! {
-    /// How prompt and completion become tokens.
     pub enum Boundary {
         Joined = "joined",
         Separate = "separate",
@@ -102,10 +100,6 @@ pub struct TemplateChoice(pub String);
 impl RecipeValue for TemplateChoice {
     fn takes(_: Option<&str>) -> String {
         "path, text or name".to_owned()
-    }
-
-    fn to_value(&self) -> Option<Value> {
-        Some(Value::String(self.0.clone()))
     }
 
     fn checked(self, document: &Document, key: &str) -> Checked<Self> {
@@ -142,8 +136,10 @@ impl RecipeValue for TemplateDate {
     fn takes(_: Option<&str>) -> String {
         "date, as a string".to_owned()
     }
+}
 
-    fn to_value(&self) -> Option<Value> {
-        Some(Value::String(self.0.format(DATE_AND_TIME).to_string()))
+impl Serialize for TemplateDate {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0.format(DATE_AND_TIME))
     }
 }

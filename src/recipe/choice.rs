@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::diagnose::{Checked, RecipeError, suggest};
 use super::read::read;
-use super::table::{RecipeField, RecipeKey, TableEntries, dotted};
+use super::table::{RecipeField, RecipeKey, TableEntries};
 use super::tree::{Document, KeyValue, Node, NodeValue, RecipeSource, Spot};
 use crate::units::quoted;
 
@@ -39,10 +39,8 @@ impl PolicyRecipe {
 
     /// The choice of a recipe that makes none: of what was tried on prose, the least loss above the full cache's.
     pub fn by_default() -> Self {
-        let mut params = toml::Table::new();
-        params.insert("normalize_scores".to_owned(), true.into());
-        params.insert("grace_period".to_owned(), 0.375.into());
-        Self::with_params(DEFAULT_POLICY, params)
+        let params = [("normalize_scores".to_owned(), true.into()), ("grace_period".to_owned(), 0.375.into())];
+        Self::with_params(DEFAULT_POLICY, params.into_iter().collect())
     }
 
     pub fn with_params(name: &str, params: toml::Table) -> Self {
@@ -120,17 +118,15 @@ impl PolicyRecipe {
 impl RecipeField for PolicyRecipe {
     fn keys(key: RecipeKey, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         let check = |document: &Document, name: &str, _: &RecipeKey| {
-            let choice = Self::find(document, "", name)?;
+            let choice = Self::find(document, name)?;
             choice.iter().zip(POLICY_CHECK.get()).try_for_each(|(choice, check)| check(choice))
         };
         vec![RecipeKey { takes: "name, or a table with one name".to_owned(), default: default(&key.name), check, ..key }]
     }
 
-    fn find(document: &Document, table: &str, key: &str) -> Checked<Option<Self>> {
-        let key = dotted(table, key);
-        let entry = document.root.entry(&key);
-        let mut choice = Self { key, source: document.source.clone(), ..Self::by_default() };
-        if let Some(entry) = entry {
+    fn find(document: &Document, key: &str) -> Checked<Option<Self>> {
+        let mut choice = Self { key: key.to_owned(), source: document.source.clone(), ..Self::by_default() };
+        if let Some(entry) = document.root.entry(key) {
             choice.fill(entry, DEFAULT_POLICY)?;
         }
         Ok(Some(choice))

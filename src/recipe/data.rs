@@ -170,7 +170,6 @@ impl HelmetFamily {
 }
 
 either! {
-    /// Where the validation samples come from.
     #[derive(Clone, Debug, PartialEq)]
     pub enum ValidationSource {
         /// Validation samples, in the same format. Excludes `validation_fraction`.
@@ -184,32 +183,24 @@ either! {
 }
 
 words! {
-    /// What happens to a sequence that is too long.
     pub enum OnTooLong {
-        /// It is left out, and counted.
         Drop = "drop",
-        /// The middle of its prompt is cut out, and it is counted.
         Truncate = "truncate",
-        /// It becomes windows of `max_seq_length` tokens; each of its tokens is a target in one of them. Of plain text only, all of which is
-        /// trained.
+        /// Each of its tokens is a target in one of the windows. Of plain text only, all of which is trained.
         Split = "split",
-        /// The run does not start.
         Error = "error",
     }
 }
 
 words! {
-    /// What happens to a row that cannot be read.
     pub enum OnBadRow {
-        /// The run does not start; the first ten are listed.
+        /// The first ten are listed.
         Error = "error",
-        /// It is left out, and counted.
         Drop = "drop",
     }
 }
 
 words! {
-    /// The order of the batches of an epoch; a batch holds sequences of similar length in any case.
     pub enum BatchOrder {
         /// Shuffled anew for each epoch.
         Shuffled = "shuffled",
@@ -249,11 +240,8 @@ table! {
 
 words! {
     pub(super) enum HeadKind {
-        /// That of each next token.
         NextToken = "next_token",
-        /// That of one class per sequence, from the logits of a token per class.
         SeqClassificationOnLogits = "seq_classification_on_logits",
-        /// That of one class per sequence, from a matrix with a row per class.
         SeqClassification = "seq_classification",
     }
 }
@@ -274,22 +262,18 @@ impl HeadRecipe {
     }
 
     pub(super) fn to_table(&self) -> HeadTable {
-        let none = |kind| HeadTable { kind, ..HeadTable::default() };
-        match self.clone() {
-            Self::NextToken => none(HeadKind::NextToken),
-            Self::SeqClassificationOnLogits(Labels::Texts(texts)) => {
-                HeadTable { labels: Some(texts), ..none(HeadKind::SeqClassificationOnLogits) }
-            }
-            Self::SeqClassificationOnLogits(Labels::Tokens(ids)) => {
-                HeadTable { label_tokens: Some(ids), ..none(HeadKind::SeqClassificationOnLogits) }
-            }
-            Self::SeqClassification(ClassList::Named(names)) => {
-                HeadTable { labels: Some(names), ..none(HeadKind::SeqClassification) }
-            }
-            Self::SeqClassification(ClassList::Count(count)) => {
-                HeadTable { num_labels: Some(count), ..none(HeadKind::SeqClassification) }
-            }
-        }
+        let (kind, labels, label_tokens, num_labels) = match self.clone() {
+            Self::NextToken => (HeadKind::NextToken, None, None, None),
+            Self::SeqClassificationOnLogits(labels) => match labels {
+                Labels::Texts(texts) => (HeadKind::SeqClassificationOnLogits, Some(texts), None, None),
+                Labels::Tokens(ids) => (HeadKind::SeqClassificationOnLogits, None, Some(ids), None),
+            },
+            Self::SeqClassification(classes) => match classes {
+                ClassList::Named(names) => (HeadKind::SeqClassification, Some(names), None, None),
+                ClassList::Count(count) => (HeadKind::SeqClassification, None, None, Some(count)),
+            },
+        };
+        HeadTable { kind, labels, num_labels, label_tokens, distill: None }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use toml::Value;
 
 use super::diagnose::Checked;
@@ -10,7 +11,7 @@ use super::tree::Document;
 use super::value::RecipeValue;
 use super::words::forms;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DataPaths(Vec<PathBuf>);
 
 impl DataPaths {

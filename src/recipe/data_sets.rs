@@ -21,11 +21,11 @@ const WEIGHTS: KeyRule = KeyRule {
 
 impl RecipeField for Vec<DataSet> {
     fn keys(key: RecipeKey, _: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
-        let check = |document: &Document, _: &str, _: &RecipeKey| <Self as RecipeField>::find(document, "", "").map(drop);
+        let check = |document: &Document, _: &str, _: &RecipeKey| <Self as RecipeField>::find(document, "").map(drop);
         vec![RecipeKey { takes: "array of tables".to_owned(), default: "none".to_owned(), check, ..key }]
     }
 
-    fn find(document: &Document, _: &str, _: &str) -> Checked<Option<Self>> {
+    fn find(document: &Document, _: &str) -> Checked<Option<Self>> {
         let Some(sets) = document.root.entry(SETS) else { return Ok(None) };
         sets.node.entries().iter().map(|set| read(document, set)).collect::<Checked<_>>().map(Some)
     }

@@ -1,6 +1,7 @@
 //! What a refused recipe looks like: the message, the place with a caret, and the nearest spelling that exists.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::{fmt, io};
 
 use crate::units::{Exit, Fault, FaultKind, abridged, quoted};
@@ -10,12 +11,11 @@ use crate::units::{Exit, Fault, FaultKind, abridged, quoted};
 pub struct RecipeError {
     /// What is wrong: what was expected and what was found.
     pub message: String,
-    pub place: Box<RecipeLocation>,
     pub hint: Option<String>,
     /// What else is wrong with the recipe, in the order of its lines.
     pub further: Vec<RecipeError>,
-    /// What can be taken out, so that the rest of the value is read.
-    pub(super) culprit: Option<Spot>,
+    pub(super) spot: Spot,
+    source: Arc<RecipeSource>,
 }
 
 pub(super) type Checked<T> = Result<T, RecipeError>;
@@ -23,6 +23,7 @@ pub(super) type Checked<T> = Result<T, RecipeError>;
 /// Where a key or value was written, as an address into a recipe and its overrides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Spot {
+    /// Nowhere: a program made the value; or in the file as a whole.
     #[default]
     Code,
     /// In the recipe: its bytes from, to.
@@ -36,25 +37,24 @@ impl Spot {
     }
 }
 
-/// Where something of a recipe was written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RecipeLocation {
-    Text {
-        /// The recipe, as the user named it.
-        path: PathBuf,
-        line: usize,
-        /// Counted from 1, in characters.
-        column: usize,
-        text: String,
-        /// How many characters are meant.
-        width: usize,
-    },
-    /// The file as a whole.
-    File(PathBuf),
-    /// An override, as given behind `--set`.
-    Override(String),
-    /// Nowhere: the value was made by a program.
-    Code,
+/// What the user wrote: the recipe's text, and the overrides.
+#[derive(Debug)]
+pub(super) struct RecipeSource {
+    /// As the user named it; empty where a program made the values.
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+    /// As given behind `--set`.
+    pub(super) overrides: Vec<String>,
+    /// The way out of a key that does not exist, from its table (dotted), the key, and the keys of the table. It knows all tables,
+    /// which who reads one of them does not.
+    pub(super) suggest_key: fn(&str, &str, &[&str]) -> String,
+}
+
+impl Default for RecipeSource {
+    fn default() -> Self {
+        let suggest_key = |_: &str, written: &str, known: &[&str]| suggest(written, known);
+        Self { path: PathBuf::new(), text: String::new(), overrides: Vec::new(), suggest_key }
+    }
 }
 
 impl RecipeError {
@@ -64,17 +64,18 @@ impl RecipeError {
         let is_missing = error.io().is_some_and(|source| source.kind() == io::ErrorKind::NotFound);
         let is_no_file = error.io().is_none() && error.kind() == FaultKind::NotRegular;
         let hint = error.hint().filter(|_| !is_missing && !is_no_file);
-        Self {
-            message: format!("the recipe cannot be read: {message}"),
-            place: Box::new(RecipeLocation::File(path.to_owned())),
-            hint: hint.or_else(|| Some("name a recipe in TOML, as `recipes/quickstart.toml`".to_owned())),
-            ..Self::plain(String::new())
-        }
+        let hint = hint.unwrap_or_else(|| "name a recipe in TOML, as `recipes/quickstart.toml`".to_owned());
+        Self::of_file(path, format!("the recipe cannot be read: {message}"), hint)
+    }
+
+    /// An error of a file as a whole.
+    pub(super) fn of_file(path: &Path, message: String, hint: impl Into<String>) -> Self {
+        Arc::new(RecipeSource { path: path.to_owned(), ..RecipeSource::default() }).reject(Spot::Code, message, hint)
     }
 
     /// An error that was made by a program.
     pub fn plain(message: String) -> Self {
-        Self { message, place: Box::new(RecipeLocation::Code), hint: None, further: Vec::new(), culprit: None }
+        Self { message, hint: None, further: Vec::new(), spot: Spot::Code, source: Arc::default() }
     }
 }
 
@@ -88,36 +89,55 @@ impl From<RecipeError> for Fault {
 
 impl fmt::Display for RecipeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.message, self.place)
+        f.write_str(&self.message)?;
+        match self.spot {
+            Spot::Text(start, end) => self.source.show(start, end, f),
+            Spot::Code if self.source.path.as_os_str().is_empty() => Ok(()),
+            Spot::Code | Spot::Override(_) => write!(f, "\n  --> {}", self.source.short(self.spot)),
+        }
     }
 }
 
 impl std::error::Error for RecipeError {}
 
-impl RecipeLocation {
-    /// In one word, for notes: `quickstart.toml:14` or `--set lora.rank=8`.
-    pub(super) fn short(&self) -> String {
-        match self {
-            Self::Text { path, line, .. } => format!("{}:{line}", abridged(path.display())),
-            Self::File(path) => abridged(path.display()),
-            Self::Override(text) => format!("--set {}", quoted(without_secret(text))),
-            Self::Code => "code".to_owned(),
-        }
-    }
-}
-
 /// Characters of the line that are shown before the place and from it on.
 const BEFORE: usize = 100;
 const BEHIND: usize = 160;
 
-/// Begins with a line feed, so that it can follow a message; empty where there is no place.
-impl fmt::Display for RecipeLocation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (path, line, column, text, width) = match self {
-            Self::Text { path, line, column, text, width } => (path, *line, *column, without_secret(text), *width),
-            Self::Code => return Ok(()),
-            Self::File(_) | Self::Override(_) => return write!(f, "\n  --> {}", self.short()),
-        };
+impl RecipeSource {
+    pub(super) fn reject(self: &Arc<Self>, spot: Spot, message: String, hint: impl Into<String>) -> RecipeError {
+        RecipeError { message, hint: Some(hint.into()), further: Vec::new(), spot, source: self.clone() }
+    }
+
+    /// Refuses a key that `table` (dotted; empty at the top level) does not have.
+    pub(super) fn unknown_key(self: &Arc<Self>, spot: Spot, table: &str, key: &str, known: &[&str]) -> RecipeError {
+        let place = if table.is_empty() { "at the top level".to_owned() } else { format!("in `[{}]`", abridged(table)) };
+        self.reject(spot, format!("unknown key `{}` {place}", quoted(key)), (self.suggest_key)(table, key, known))
+    }
+
+    /// A place in one word, for notes: `quickstart.toml:14` or `--set lora.rank=8`.
+    pub(super) fn short(&self, spot: Spot) -> String {
+        let path = abridged(self.path.display());
+        match spot {
+            Spot::Text(start, _) => format!("{path}:{}", self.line_and_column(start).0),
+            Spot::Override(index) => format!("--set {}", quoted(without_secret(&self.overrides[index]))),
+            Spot::Code if path.is_empty() => "code".to_owned(),
+            Spot::Code => path,
+        }
+    }
+
+    /// Counted from 1, the column in characters.
+    fn line_and_column(&self, at: usize) -> (usize, usize) {
+        let before = &self.text[..at];
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+    }
+
+    /// Shows the line of a place, with a caret below. It begins with a line feed, so that it can follow a message.
+    fn show(&self, start: usize, end: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (line, column) = self.line_and_column(start);
+        let text = without_secret(self.text.lines().nth(line - 1).unwrap_or_default());
+        let width = self.text[start..end].lines().next().unwrap_or_default().chars().count().clamp(1, BEHIND);
         let gutter = " ".repeat(line.to_string().len());
         // Of a long line a window is shown. Tabs stay tabs, so that the caret stands below its key whatever a tab's width is.
         let first = (column - 1).saturating_sub(BEFORE);
@@ -125,8 +145,8 @@ impl fmt::Display for RecipeLocation {
             || text.chars().skip(first).take(BEFORE + BEHIND).map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c });
         let indent: String = window().take(column - 1 - first).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
         let text: String = window().collect();
-        write!(f, "\n{gutter}--> {}:{line}:{column}\n{gutter} |\n{line} | {text}\n", abridged(path.display()))?;
-        write!(f, "{gutter} | {indent}{}", "^".repeat(width.min(BEHIND)))
+        write!(f, "\n{gutter}--> {}:{line}:{column}\n{gutter} |\n{line} | {text}\n", abridged(self.path.display()))?;
+        write!(f, "{gutter} | {indent}{}", "^".repeat(width))
     }
 }
 
@@ -225,7 +245,9 @@ mod tests {
 
     #[test]
     fn the_caret_stands_below_the_key() {
-        let place = RecipeLocation::Text { path: "a.toml".into(), line: 14, column: 2, text: "\tchunk = 8".into(), width: 5 };
-        assert_eq!(place.to_string(), "\n  --> a.toml:14:2\n   |\n14 | \tchunk = 8\n   | \t^^^^^");
+        let text = format!("{}\tchunk = 8\n", "\n".repeat(13));
+        let source = Arc::new(RecipeSource { path: "a.toml".into(), text, ..RecipeSource::default() });
+        let error = source.reject(Spot::Text(14, 19), "x".to_owned(), "");
+        assert_eq!(error.to_string(), "x\n  --> a.toml:14:2\n   |\n14 | \tchunk = 8\n   | \t^^^^^");
     }
 }

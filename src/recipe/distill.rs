@@ -42,10 +42,6 @@ impl RecipeValue for DistillRecipe {
         )
     }
 
-    fn to_value(&self) -> Option<Value> {
-        Value::try_from(self).ok()
-    }
-
     fn checked(self, document: &Document, key: &str) -> Checked<Self> {
         let name = |part: &str| format!("{key}.{part}");
         WEIGHT.check(document, &name("weight"), &Value::Float(self.weight))?;

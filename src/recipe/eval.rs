@@ -92,10 +92,6 @@ impl RecipeValue for GenerateRecipe {
         )
     }
 
-    fn to_value(&self) -> Option<Value> {
-        Value::try_from(self).ok()
-    }
-
     fn checked(self, document: &Document, key: &str) -> Checked<Self> {
         let metrics: Vec<&str> = self.metrics.iter().map(|metric| metric.name()).collect();
         let hint = "name each metric once, as `metrics = [\"exact_match\", \"f1\"]`";
@@ -107,11 +103,13 @@ impl RecipeValue for GenerateRecipe {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum BestMetric {
     Loss,
     Accuracy,
     /// Mean of a metric over generated answers.
+    #[serde(untagged)]
     Answers(Metric),
 }
 
@@ -140,9 +138,5 @@ forms! {
 impl RecipeValue for BestMetric {
     fn takes(_: Option<&str>) -> String {
         "`loss`, `accuracy`, or a metric of `eval.generate`".to_owned()
-    }
-
-    fn to_value(&self) -> Option<Value> {
-        Some(Value::from(self.name()))
     }
 }

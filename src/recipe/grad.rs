@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use serde::Serialize;
 use serde::de::Unexpected;
 use toml::Value;
 
@@ -155,7 +156,7 @@ impl RecipeField for Vec<OpenKey> {
         Vec::new()
     }
 
-    fn find(_: &Document, _: &str, _: &str) -> Checked<Option<Self>> {
+    fn find(_: &Document, _: &str) -> Checked<Option<Self>> {
         Ok(None)
     }
 
@@ -178,25 +179,22 @@ words! {
 }
 
 words! {
-    /// What becomes of attention's outputs of the forward phase.
     pub enum AttentionOutputs {
         Recompute = "recompute",
-        /// They wait until they are used.
         Keep = "keep",
     }
 }
 
 /// Cells whose graphs the forward phase keeps for the backward phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum KeepGraph {
-    /// None: every cell is computed again.
     None,
     /// The planner decides how many there is room for; none where nobody plans.
     Auto,
-    /// So many, counted in the order of the backward phase.
-    Cells(usize),
-    /// All, however many there are: batches differ in their columns.
     All,
+    #[serde(untagged)]
+    Cells(usize),
 }
 
 impl KeepGraph {
@@ -219,21 +217,9 @@ impl KeepGraph {
     }
 }
 
-const NONE: &str = "none";
-const ALL: &str = "all";
-
 impl RecipeValue for KeepGraph {
     fn takes(_: Option<&str>) -> String {
-        format!("`{NONE}`, `{AUTO}`, `{ALL}`, or {}", COUNT.takes)
-    }
-
-    fn to_value(&self) -> Option<Value> {
-        Some(match self {
-            Self::None => NONE.into(),
-            Self::Auto => AUTO.into(),
-            Self::All => ALL.into(),
-            Self::Cells(cells) => Value::Integer(*cells as i64),
-        })
+        format!("`none`, `auto`, `all`, or {}", COUNT.takes)
     }
 
     fn checked(self, document: &Document, key: &str) -> Checked<Self> {
@@ -249,9 +235,9 @@ const KEEP_GRAPH: &str = "`\"none\"`, `\"auto\"`, `\"all\"`, or a whole number o
 forms! {
     KeepGraph: KEEP_GRAPH;
     word<E> |word| match word {
-        NONE => Ok(KeepGraph::None),
-        AUTO => Ok(KeepGraph::Auto),
-        ALL => Ok(KeepGraph::All),
+        "none" => Ok(KeepGraph::None),
+        "auto" => Ok(KeepGraph::Auto),
+        "all" => Ok(KeepGraph::All),
         _ => Err(E::invalid_value(Unexpected::Str(word), &KEEP_GRAPH)),
     };
     whole |cells| KeepGraph::Cells(cells);
@@ -284,9 +270,9 @@ impl RecipeField for StoreRecipe {
         StoreForm::keys(key, default).into_iter().chain(StorePlace::keys(place, default)).collect()
     }
 
-    fn find(document: &Document, table: &str, key: &str) -> Checked<Option<Self>> {
-        let form = StoreForm::find(document, table, key)?.unwrap_or(Self::PLAIN.form);
-        let place = StorePlace::find(document, table, &place_key(key))?.unwrap_or(Self::PLAIN.place);
+    fn find(document: &Document, key: &str) -> Checked<Option<Self>> {
+        let form = StoreForm::find(document, key)?.unwrap_or(Self::PLAIN.form);
+        let place = StorePlace::find(document, &place_key(key))?.unwrap_or(Self::PLAIN.place);
         Ok(Some(Self { form, place }))
     }
 
@@ -310,10 +296,8 @@ words! {
 }
 
 words! {
-    /// What a run does where memory runs out.
     pub enum OnOutOfMemory {
         Fail = "fail",
-        /// It makes the step again with smaller cells, and at last with layer checkpoints in `int8`.
         Retreat = "retreat",
     }
 }

@@ -8,10 +8,10 @@ use serde_json::{Map, Value as Yaml};
 use toml::Value;
 
 use super::alias;
-use super::diagnose::{Checked, RecipeError, RecipeLocation};
+use super::diagnose::{Checked, RecipeError};
 use super::plan::{Recipe, TABLES, dotted_keys};
 use super::refusals::Refusals;
-use super::suggest::ADVICE;
+use super::suggest::advice;
 use super::tree::{Document, Node, RecipeSource, Spot};
 use crate::files::{self, FileKind};
 use crate::units::{abridged, quoted};
@@ -52,13 +52,13 @@ impl Recipe {
         let is_axolotl = !["model_name_or_path", "finetuning_type", "stage"].iter().any(|key| yaml.contains_key(*key));
         if is_axolotl && !yaml.contains_key("base_model") {
             let message = "neither `base_model` of Axolotl nor `model_name_or_path` of LLaMA-Factory is there".to_owned();
-            return Err(refused(path, message, "name the YAML that the other trainer is started with"));
+            return Err(RecipeError::of_file(path, message, "name the YAML that the other trainer is started with"));
         }
         for (key, words) in KINDS {
             let kind = yaml.get(*key).filter(|value| !is_empty(value) && **value != Yaml::Bool(false)).map(word);
             if let Some(kind) = kind.filter(|kind| !words.contains(&kind.as_str())) {
                 let message = format!("`{key}: {}` is a kind of training that kvtune does not have", quoted(kind));
-                return Err(refused(
+                return Err(RecipeError::of_file(
                     path,
                     message,
                     "kvtune trains an adapter (LoRA), or all weights, to predict texts or their classes",
@@ -77,11 +77,6 @@ impl Recipe {
     }
 }
 
-fn refused(path: &Path, message: String, hint: &str) -> RecipeError {
-    let place = Box::new(RecipeLocation::File(path.to_owned()));
-    RecipeError { place, hint: Some(hint.to_owned()), ..RecipeError::plain(message) }
-}
-
 /// The keys of a YAML file, which may be small and flat: what is deeper, or refers to itself again and again, is no configuration.
 fn read(path: &Path) -> Checked<Map<String, Yaml>> {
     let text = files::read_text(path, FileKind::Recipe).map_err(|error| RecipeError::unread(path, &error))?;
@@ -92,8 +87,8 @@ fn read(path: &Path) -> Checked<Map<String, Yaml>> {
     let options = serde_saphyr::options! { budget: budget, alias_limits: alias_limits, with_snippet: false };
     match serde_saphyr::from_str_with_options(&text, options) {
         Ok(Yaml::Object(keys)) => Ok(keys),
-        Ok(_) => Err(refused(path, "expected keys and values in YAML".to_owned(), "name the YAML of Axolotl or LLaMA-Factory")),
-        Err(error) => Err(refused(
+        Ok(_) => Err(RecipeError::of_file(path, "expected keys and values in YAML".to_owned(), "name the YAML of Axolotl or LLaMA-Factory")),
+        Err(error) => Err(RecipeError::of_file(
             path,
             format!("this is not valid YAML: {}", abridged(error)),
             "`--from` takes the YAML of Axolotl or LLaMA-Factory; in such a file, check the indentation of that line",
@@ -327,9 +322,8 @@ fn known(key: &str, value: &Value) -> Option<Checked<Vec<(String, Value)>>> {
 }
 
 fn reason(key: &str) -> &'static str {
-    let advice = ADVICE.iter().find(|(name, _)| *name == key);
-    let begins = || REASONS.iter().find(|(start, _)| key.starts_with(start));
-    advice.or_else(begins).map_or("a recipe has no such key", |(_, why)| why)
+    let begins = || REASONS.iter().find(|(start, _)| key.starts_with(start)).map(|(_, why)| *why);
+    advice(key).or_else(begins).unwrap_or("a recipe has no such key")
 }
 
 /// How bitsandbytes packs weights in 4 bits for these programs: with nested scales, unless LLaMA-Factory's keys say otherwise.

@@ -91,12 +91,10 @@ impl BufferKind {
 }
 
 words! {
-    /// When the slots' memory is taken.
     pub enum Storage {
         Preallocated = "preallocated",
-        /// Memory grows with the sequence, by doubling; for the policy `dense`.
         Growing = "growing",
-        /// Memory grows with the sequence, page by page: nothing is copied; for the policy `dense`.
+        /// Nothing is copied where it grows.
         Paged = "paged",
     }
 }
@@ -105,9 +103,7 @@ words! {
     /// Where chunks end, behind the first tokens that every cache holds.
     pub enum Chunking {
         Plain = "plain",
-        /// The borders of the program `keys_values`: a chunk that would end less than five tokens before a layer's cache is full, or behind
-        /// that, ends exactly there. It makes a difference where layers have caches of different length; then the borders follow
-        /// the longest sequence of a batch, and a shorter one may see others than alone.
+        /// METHOD.md says its rule, in section 2.
         Reference = "reference",
     }
 }
@@ -120,12 +116,15 @@ const SLOTS: KeyRule = KeyRule {
     is_fine: |number| (1.0..=1_099_511_627_776.0).contains(&number),
 };
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum CacheLength {
-    Uniform(usize),
-    PerLayer(Vec<usize>),
     /// Falling from the bottom to the top.
     Pyramid(Pyramid),
+    #[serde(untagged)]
+    Uniform(usize),
+    #[serde(untagged)]
+    PerLayer(Vec<usize>),
 }
 
 /// Lengths that fall along a line (`PyramidKV`, arXiv 2406.02069): lower layers spread their attention wider than upper ones.
@@ -171,39 +170,23 @@ impl RecipeValue for CacheLength {
         format!("{}, array of one per layer, or `{{ pyramid = {{ mean = …, top = … }} }}`", SLOTS.takes)
     }
 
-    fn to_value(&self) -> Option<Value> {
-        Some(match self {
-            Self::Uniform(slots) => whole(*slots),
-            Self::PerLayer(slots) => slots.iter().copied().map(whole).collect::<Vec<_>>().into(),
-            Self::Pyramid(pyramid) => Value::try_from(PyramidTable { pyramid: *pyramid }).ok()?,
-        })
-    }
-
     fn checked(self, document: &Document, key: &str) -> Checked<Self> {
-        match &self {
-            Self::Uniform(slots) => SLOTS.check(document, key, &whole(*slots))?,
-            Self::PerLayer(slots) if slots.is_empty() => {
-                let message = format!("`{key}` must be at least 1 in every layer, found []");
-                return document.refuse(key, message, "write one number for all layers, or one per layer");
+        if let Self::Pyramid(Pyramid { mean, top }) = self {
+            let key_of_top = format!("{key}.pyramid.top");
+            SLOTS.check(document, &format!("{key}.pyramid.mean"), &Value::Integer(mean as i64))?;
+            SLOTS.check(document, &key_of_top, &Value::Integer(top as i64))?;
+            if top > mean {
+                let message = format!("`{key_of_top}` must be at most the mean, {mean}, found {top}");
+                let hint = "a pyramid grows narrower towards the top: write less, or list one length per layer";
+                return document.refuse(&key_of_top, message, hint);
             }
-            Self::PerLayer(slots) => SLOTS.check(document, key, &slots.iter().copied().map(whole).collect::<Vec<_>>().into())?,
-            Self::Pyramid(Pyramid { mean, top }) => {
-                let key_of_top = format!("{key}.pyramid.top");
-                SLOTS.check(document, &format!("{key}.pyramid.mean"), &whole(*mean))?;
-                SLOTS.check(document, &key_of_top, &whole(*top))?;
-                if top > mean {
-                    let message = format!("`{key_of_top}` must be at most the mean, {mean}, found {top}");
-                    let hint = "a pyramid grows narrower towards the top: write less, or list one length per layer";
-                    return document.refuse(&key_of_top, message, hint);
-                }
-            }
+        } else if self == Self::PerLayer(Vec::new()) {
+            let message = format!("`{key}` must be at least 1 in every layer, found []");
+            return document.refuse(key, message, "write one number for all layers, or one per layer");
         }
+        self.to_value().iter().try_for_each(|value| SLOTS.check(document, key, value))?;
         Ok(self)
     }
-}
-
-fn whole(slots: usize) -> Value {
-    Value::Integer(slots as i64)
 }
 
 /// `1024`, `[1024, 512]`, or `1024 on average, 512 at the top`.
@@ -217,7 +200,7 @@ impl fmt::Display for CacheLength {
     }
 }
 
-#[derive(Deserialize, Serialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PyramidTable {
     pyramid: Pyramid,

@@ -92,10 +92,6 @@ impl RecipeValue for RopeScalingRecipe {
         "table".to_owned()
     }
 
-    fn to_value(&self) -> Option<Value> {
-        Some(Value::Table(self.0.clone()))
-    }
-
     fn checked(mut self, document: &Document, key: &str) -> Checked<Self> {
         // The older name; what says both is looked at where a `config.json` is read.
         if !self.0.contains_key("rope_type")
@@ -112,7 +108,6 @@ impl RecipeValue for RopeScalingRecipe {
 }
 
 words! {
-    /// The element type of weights and activations.
     pub enum Dtype {
         F32 = "f32",
         Bf16 = "bf16",
@@ -121,7 +116,6 @@ words! {
 }
 
 words! {
-    /// How frozen weights are packed.
     pub enum Quantize {
         Nf4 = "nf4",
         Nf4Double = "nf4-double",
@@ -299,7 +293,6 @@ fn take_list<T: DeserializeOwned>(table: &Map<String, Json>, key: &str, own: &mu
 }
 
 words! {
-    /// Which biases of the base model are trained beside an adapter.
     #[derive(Default)]
     pub enum TrainedBias {
         #[default]
@@ -310,14 +303,12 @@ words! {
 }
 
 words! {
-    /// How a new adapter begins.
     #[derive(Default)]
     pub enum InitLora {
         #[default]
         Uniform = "uniform",
         /// Normal, with a standard deviation of 1/r.
         Gaussian = "gaussian",
-        /// Both matrices are the largest singular values of the weight with their vectors, and the weight keeps the rest.
         Pissa = "pissa",
     }
 }

@@ -3,7 +3,6 @@
 use std::fmt;
 
 use serde::{Serialize, Serializer};
-use toml::Value;
 
 use super::diagnose::Checked;
 use super::tree::Document;
@@ -134,10 +133,6 @@ impl fmt::Display for ModuleSet {
 impl RecipeValue for ModuleSet {
     fn takes(_: Option<&str>) -> String {
         "an array of names, or a regular expression".to_owned()
-    }
-
-    fn to_value(&self) -> Option<Value> {
-        Value::try_from(self).ok()
     }
 
     fn checked(self, document: &Document, key: &str) -> Checked<Self> {

@@ -1,6 +1,8 @@
 //! `--set a.b=c`: single values on top of a recipe. An override wins over whatever the recipe says about the same thing.
 
-use super::diagnose::{Checked, RecipeError};
+use std::sync::Arc;
+
+use super::diagnose::Checked;
 use super::plan::dotted_keys;
 use super::refusals::Refusals;
 use super::tree::{Document, KeyValue, Node, NodeValue, RecipeSource, Spot, convert};
@@ -10,21 +12,21 @@ pub(super) fn apply(document: &mut Document, refusals: &mut Refusals) {
     let source = document.source.clone();
     for (index, text) in source.overrides.iter().enumerate() {
         let table = text.split(['.', '=']).next().unwrap_or_default().trim();
-        refusals.catch(&[table], put(document, &source, Spot::Override(index), text));
+        refusals.catch(&[table], put(document, Spot::Override(index), text));
     }
 }
 
-fn put(document: &mut Document, source: &RecipeSource, spot: Spot, text: &str) -> Checked<()> {
-    let (key, node) = parse(source, text, spot)?;
+fn put(document: &mut Document, spot: Spot, text: &str) -> Checked<()> {
+    let (key, node) = parse(&document.source, text, spot)?;
     make_room(&mut document.root, &key);
     if document.root.put(&key, spot, node) {
         return Ok(());
     }
     let message = format!("`{key}` cannot be set: a part of it is a value and not a table");
-    Err(source.reject(spot, message, "name a table and a key, as `kv_cache.chunk_size=8`"))
+    Err(document.source.reject(spot, message, "name a table and a key, as `kv_cache.chunk_size=8`"))
 }
 
-fn parse(source: &RecipeSource, text: &str, spot: Spot) -> Result<(String, Node), RecipeError> {
+fn parse(source: &Arc<RecipeSource>, text: &str, spot: Spot) -> Checked<(String, Node)> {
     let hint = "write `--set table.key=value`, as `--set kv_cache.chunk_size=8`";
     let Some((key, value)) = text.split_once('=') else {
         return Err(source.reject(spot, format!("the override `{text}` has no `=`"), hint));
@@ -37,9 +39,7 @@ fn parse(source: &RecipeSource, text: &str, spot: Spot) -> Result<(String, Node)
     let list = as_list(&key, value);
     // What is not TOML is a string: `data.train=train.jsonl` needs no quotes inside the shell's.
     let node = match toml::de::DeValue::parse(list.as_deref().unwrap_or(value)) {
-        Ok(parsed) => {
-            convert(&parsed, &|_| spot).map_err(|(_, message)| source.reject(spot, message, "choose a smaller number"))?
-        }
+        Ok(parsed) => convert(&parsed, source, &|_| spot)?,
         Err(_) => Node::string(value, spot),
     };
     Ok((key, node))
@@ -68,8 +68,17 @@ fn make_room(root: &mut Node, key: &str) {
     }
 }
 
+/// Keys that exclude each other, and why.
+pub(super) const EXCLUSIVE: &[(&str, &str, &str)] = &[
+    ("data.validation", "data.validation_fraction", "the validation examples come from one of them"),
+    ("head.label_tokens", "head.labels", "they are two ways to name the same classes"),
+    ("head.num_labels", "head.labels", "the names say how many classes there are"),
+    ("train.max_tokens_per_batch", "train.micro_batch_size", "they are two ways to say how much runs together"),
+    ("optimizer.warmup_steps", "optimizer.warmup_ratio", "they are two ways to say how long the warm-up is"),
+];
+
 /// Drops the recipe's of two things that exclude each other, where only the other is an override.
-pub(super) fn prefer_override(document: &mut Document, one: &str, other: &str, why: &str) -> Result<(), RecipeError> {
+pub(super) fn prefer_override(document: &mut Document, one: &str, other: &str, why: &str) -> Checked<()> {
     let (Some(a), Some(b)) = (document.root.entry(one), document.root.entry(other)) else { return Ok(()) };
     if a.spot.is_override() == b.spot.is_override() {
         let later = if a.spot > b.spot { one } else { other };
@@ -82,7 +91,7 @@ pub(super) fn prefer_override(document: &mut Document, one: &str, other: &str, w
 }
 
 /// Puts the value of `name` at `to`, unless that is there: of two, an override wins over the recipe, and else both are refused.
-pub(super) fn move_to(document: &mut Document, name: &str, to: &str, entry: KeyValue) -> Result<(), RecipeError> {
+pub(super) fn move_to(document: &mut Document, name: &str, to: &str, entry: KeyValue) -> Checked<()> {
     if let Some(there) = document.root.entry(to) {
         if there.spot.is_override() == entry.spot.is_override() {
             let message = format!("`{name}` and `{to}` mean the same, and both are given");

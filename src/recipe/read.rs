@@ -1,6 +1,7 @@
 //! From the tree to typed structs by serde. The errors know the key and the place, which serde alone would lose.
 
 use std::fmt::Display;
+use std::sync::Arc;
 
 use serde::de::value::{SeqDeserializer, StrDeserializer};
 use serde::de::{
@@ -16,12 +17,12 @@ use crate::units::{abridged, quoted};
 pub(super) const AUTO: &str = "auto";
 
 /// Reads a value; `path` is the dotted key under which it stands.
-pub(super) fn read<T: DeserializeOwned>(node: &Node, path: &str, source: &RecipeSource) -> Checked<T> {
+pub(super) fn read<T: DeserializeOwned>(node: &Node, path: &str, source: &Arc<RecipeSource>) -> Checked<T> {
     T::deserialize(node).map_err(|error| error.at(node.spot, &node.value).into_recipe_error(path, source))
 }
 
 /// Reads a value whose key takes the word `auto` too, which the errors then name.
-pub(super) fn read_or_auto<T: DeserializeOwned>(node: &Node, path: &str, source: &RecipeSource) -> Checked<Option<T>> {
+pub(super) fn read_or_auto<T: DeserializeOwned>(node: &Node, path: &str, source: &Arc<RecipeSource>) -> Checked<Option<T>> {
     if node.as_str() == Some(AUTO) {
         return Ok(None);
     }
@@ -98,7 +99,7 @@ impl ReadError {
     }
 
     /// The error of a value that stands at `path`.
-    fn into_recipe_error(self, path: &str, source: &RecipeSource) -> RecipeError {
+    fn into_recipe_error(self, path: &str, source: &Arc<RecipeSource>) -> RecipeError {
         let path = abridged(self.path.iter().rev().fold(path.to_owned(), |path, key| format!("{path}.{key}")));
         let (spot, found) = (self.spot.unwrap_or_default(), self.found);
         let (message, hint) = match self.problem {
@@ -118,8 +119,7 @@ impl ReadError {
                 (format!("`{path}` must be {expected}, found {found}"), hint)
             }
             ReadProblem::Missing(key) => {
-                let error = source.reject(spot, format!("`{path}` lacks `{key}`"), format!("add `{key} = …` to `[{path}]`"));
-                return RecipeError { culprit: None, ..error };
+                (format!("`{path}` lacks `{key}`"), format!("add `{key} = …` to `[{path}]`"))
             }
             ReadProblem::Other(message) => (format!("`{path}`: {message}"), format!("correct `{path}`")),
         };

@@ -1,6 +1,6 @@
 //! All that is wrong with a recipe, found in one reading; what may only follow from something found before is not told.
 
-use super::diagnose::{Checked, RecipeError, RecipeLocation};
+use super::diagnose::{Checked, RecipeError};
 use super::plan::{Recipe, TABLES};
 use super::tree::Spot;
 
@@ -61,10 +61,10 @@ impl Refusals {
         if self.found.is_empty() {
             return resolved;
         }
-        self.found.sort_by_key(|error| match (&*error.place, error.culprit) {
-            (RecipeLocation::Text { line, column, .. }, _) => (0, *line, *column),
-            (RecipeLocation::Override(_), Some(Spot::Override(index))) => (2, index, 0),
-            _ => (1, 0, 0),
+        self.found.sort_by_key(|error| match error.spot {
+            Spot::Text(start, _) => (0, start),
+            Spot::Code => (1, 0),
+            Spot::Override(index) => (2, index),
         });
         if self.are_many() {
             self.found.truncate(MAX_ERRORS);

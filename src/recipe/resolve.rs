@@ -9,22 +9,13 @@ use super::format::DataFormat;
 use super::grad::{GradRecipe, OpenKey};
 use super::kv_cache::{CacheRecipe, Storage};
 use super::model::{LoraRecipe, ModelRecipe};
-use super::overrides::prefer_override;
+use super::overrides::{EXCLUSIVE, prefer_override};
 use super::plan::{Recipe, TABLES};
 use super::read::AUTO;
 use super::refusals::Refusals;
 use super::table::{RecipeKey, RecipeTable, dotted};
 use super::training::{CheckpointRecipe, LogRecipe, OptimizerRecipe, ReportRecipe, TopOfFile, TrainRecipe, Weights};
 use super::tree::{Document, Node, Spot};
-
-/// Keys that exclude each other, and why.
-const EXCLUSIVE: &[(&str, &str, &str)] = &[
-    ("data.validation", "data.validation_fraction", "the validation examples come from one of them"),
-    ("head.label_tokens", "head.labels", "they are two ways to name the same classes"),
-    ("head.num_labels", "head.labels", "the names say how many classes there are"),
-    ("train.max_tokens_per_batch", "train.micro_batch_size", "they are two ways to say how much runs together"),
-    ("optimizer.warmup_steps", "optimizer.warmup_ratio", "they are two ways to say how long the warm-up is"),
-];
 
 /// Checks a document whose spellings are kvtune's own. `asked` is what the command trains, if it says so. What is refused stands in
 /// `refusals`, and a default in its place.
@@ -102,7 +93,7 @@ fn check_value(document: &mut Document, table: &str, key: &RecipeKey, refusals: 
     let name = dotted(table, &key.name);
     let mut is_first = document.root.entry(&name).is_some();
     while let Err(error) = (key.check)(document, &name, key) {
-        let continues = error.culprit.zip(document.root.get_mut(&name)).is_some_and(|(spot, value)| value.remove_at(spot));
+        let continues = document.root.get_mut(&name).is_some_and(|value| value.remove_at(error.spot));
         if is_first || continues {
             refusals.add(&[table], error);
         }
@@ -118,7 +109,7 @@ fn check_value(document: &mut Document, table: &str, key: &RecipeKey, refusals: 
 fn require<T: RecipeTable>(document: &mut Document, key: &str, refusals: &mut Refusals) {
     if let Err(error) = T::read(document) {
         refusals.weigh(&[T::NAME], Err::<T, _>(error));
-        document.root.put(&dotted(T::NAME, key), Spot::Code, Node::from(toml::Value::from(".")));
+        document.root.put(&dotted(T::NAME, key), Spot::Code, Node::string(".", Spot::Code));
     }
 }
 

@@ -53,12 +53,9 @@ fn by_name(document: &mut Document, refusals: &mut Refusals) -> Checked<Vec<Stri
         let mut alone = Document { source: document.source.clone(), root: Node::table() };
         alone.root.put("data", spot, node);
         notes.extend(alias::apply(&mut alone, refusals));
-        overrides::prefer_override(
-            &mut alone,
-            "data.validation",
-            "data.validation_fraction",
-            "the validation examples come from one of them",
-        )?;
+        for (one, other, why) in overrides::EXCLUSIVE {
+            overrides::prefer_override(&mut alone, one, other, why)?;
+        }
         named.extend(alone.root.take("data").map(|set| KeyValue { key: name, ..set }));
     }
     if named.is_empty() {

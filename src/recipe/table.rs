@@ -30,8 +30,8 @@ pub(super) trait RecipeField: Sized {
     /// written.
     fn keys(key: RecipeKey, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey>;
 
-    /// What is written of it.
-    fn find(document: &Document, table: &str, key: &str) -> Checked<Option<Self>>;
+    /// What is written of it at `key` (dotted).
+    fn find(document: &Document, key: &str) -> Checked<Option<Self>>;
 
     fn entries(&self, key: &str) -> TableEntries;
 }
@@ -93,9 +93,8 @@ impl<T: RecipeValue> RecipeField for T {
         vec![RecipeKey { takes, default: default(&key.name), check, ..key }]
     }
 
-    fn find(document: &Document, table: &str, key: &str) -> Checked<Option<Self>> {
-        let key = dotted(table, key);
-        document.value::<T>(&key)?.map(|value| value.checked(document, &key)).transpose()
+    fn find(document: &Document, key: &str) -> Checked<Option<Self>> {
+        document.value::<T>(key)?.map(|value| value.checked(document, key)).transpose()
     }
 
     fn entries(&self, key: &str) -> TableEntries {
@@ -142,10 +141,8 @@ macro_rules! table {
     (@initial $type:ty, [] [$default:expr]) => { $default };
     (@initial $type:ty, [$what:expr] []) => { <$type>::default() };
 
-    (@absent $document:ident, $table:literal, $key:ident, [] [$default:expr]) => { $default };
-    (@absent $document:ident, $table:literal, $key:ident, [$what:expr] []) => {
-        super::table::missing($document, $table, super::table::key_name(stringify!($key)), &$what.to_string())?
-    };
+    (@absent $document:ident, $name:ident, [] [$default:expr]) => { $default };
+    (@absent $document:ident, $name:ident, [$what:expr] []) => { super::table::missing($document, &$name, $what)? };
 
     (
         $(#[$meta:meta])*
@@ -207,9 +204,10 @@ macro_rules! table {
 
                 fn read(document: &Document) -> Checked<Self> {
                     $(
-                        let $key = match <$type as RecipeField>::find(document, $table, super::table::key_name(stringify!($key)))? {
+                        let name = super::table::dotted($table, super::table::key_name(stringify!($key)));
+                        let $key = match <$type as RecipeField>::find(document, &name)? {
                             Some(value) => value,
-                            None => table!(@absent document, $table, $key, [$($what)?] [$($default)?]),
+                            None => table!(@absent document, name, [$($what)?] [$($default)?]),
                         };
                     )+
                     Ok(Self { $($key),+ })
@@ -226,9 +224,8 @@ macro_rules! table {
 pub(super) use table;
 
 /// A key that must be there and is not.
-pub(super) fn missing<T>(document: &Document, table: &str, key: &str, what: &str) -> Checked<T> {
-    let key = dotted(table, key);
-    document.refuse(&key, format!("`{key}` is missing: {what}"), &format!("add `{key}`, or give `--set {key}=…`"))
+pub(super) fn missing<T>(document: &Document, key: &str, what: &str) -> Checked<T> {
+    document.refuse(key, format!("`{key}` is missing: {what}"), &format!("add `{key}`, or give `--set {key}=…`"))
 }
 
 /// Declares a field of a table that several keys exclude each other from: an enum with a variant for each. The attributes are those
@@ -252,7 +249,7 @@ macro_rules! either {
 
         const _: () = {
             use super::diagnose::Checked;
-            use super::table::{RecipeField, RecipeKey, TableEntries, table};
+            use super::table::{RecipeField, RecipeKey, TableEntries, dotted, table, table_of};
             use super::tree::Document;
 
             impl RecipeField for $name {
@@ -269,9 +266,9 @@ macro_rules! either {
                     keys
                 }
 
-                fn find(document: &Document, table: &str, _: &str) -> Checked<Option<Self>> {
+                fn find(document: &Document, key: &str) -> Checked<Option<Self>> {
                     $(
-                        if let Some(value) = <$type as RecipeField>::find(document, table, $key)? {
+                        if let Some(value) = <$type as RecipeField>::find(document, &dotted(table_of(key), $key))? {
                             return Ok(Some(Self::$variant(value)));
                         }
                     )+

@@ -114,29 +114,23 @@ words! {
 }
 
 words! {
-    /// What a step that came to nothing leads to.
     pub enum OnNonFinite {
-        /// The run ends; what was saved before stays as it is.
         Stop = "stop",
-        /// The step is counted and changes nothing. An update that is not finite ends the run.
+        /// The step is counted and changes nothing.
         Skip = "skip",
-        /// The run goes on from its last checkpoint, and leaves that step out.
         Rollback = "rollback",
     }
 }
 
 words! {
     pub enum Weights {
-        /// The weights of a LoRA adapter.
         Adapter = "adapter",
         All = "all",
     }
 }
 
 words! {
-    /// What of a run waits in the host's memory.
     pub enum Offload {
-        /// Nothing but what always does.
         None = "none",
         /// The optimiser's state, which passes through the GPU tensor by tensor in the update.
         Optimizer = "optimizer",
@@ -235,12 +229,10 @@ impl OptimizerRecipe {
         }
     }
 
-    /// What is added to the denominator.
     pub fn epsilon(&self) -> f64 {
         self.eps.unwrap_or(if self.name == OptimizerName::Adadelta { 1e-6 } else { 1e-8 })
     }
 
-    /// The decay of the mean square of gradients.
     pub fn mean_square_decay(&self) -> f64 {
         self.smoothing.unwrap_or(if self.name == OptimizerName::Adadelta { 0.9 } else { 0.99 })
     }
@@ -266,7 +258,6 @@ words! {
 }
 
 words! {
-    /// The course of the learning rate after the warm-up.
     pub enum Schedule {
         Cosine = "cosine",
         Linear = "linear",
@@ -275,7 +266,6 @@ words! {
 }
 
 either! {
-    /// How long the learning rate rises from 0.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub enum Warmup {
         /// Steps of linear warm-up; a run of fewer ends at the peak. Excludes `warmup_ratio`.
@@ -318,11 +308,10 @@ table! {
 }
 
 words! {
-    /// What SIGTERM does to what is under way; then the run is saved, and ends.
+    /// Whatever it is, the run is then saved, and ends.
     pub enum OnSigterm {
-        /// It is given up at the next column or cell.
+        /// At the next column or cell.
         AbandonStep = "abandon_step",
-        /// It is brought to its end.
         FinishStep = "finish_step",
     }
 }

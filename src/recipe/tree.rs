@@ -1,35 +1,15 @@
 //! The recipe as a tree whose every key and value remembers where it was written.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeString, DeTable, DeValue};
 
-pub(super) use super::diagnose::Spot;
-use super::diagnose::{RecipeError, RecipeLocation, suggest};
-use super::not_toml;
-use crate::units::{abridged, quoted};
-
-/// What the user wrote: the recipe's text, and the overrides.
-#[derive(Debug)]
-pub(super) struct RecipeSource {
-    pub(super) path: PathBuf,
-    pub(super) text: String,
-    pub(super) overrides: Vec<String>,
-    /// The way out of a key that does not exist, from its table (dotted), the key, and the keys of the table. It knows all tables,
-    /// which who reads one of them does not.
-    pub(super) suggest_key: fn(&str, &str, &[&str]) -> String,
-}
-
-/// The source of a value that a program made.
-impl Default for RecipeSource {
-    fn default() -> Self {
-        let suggest_key = |_: &str, written: &str, known: &[&str]| suggest(written, known);
-        Self { path: PathBuf::new(), text: String::new(), overrides: Vec::new(), suggest_key }
-    }
-}
+use super::diagnose::{Checked, RecipeError};
+pub(super) use super::diagnose::{RecipeSource, Spot};
+use crate::units::{abridged, shell_word};
 
 #[derive(Clone, Debug)]
 pub(super) struct Node {
@@ -60,55 +40,16 @@ pub(super) struct Document {
     pub(super) root: Node,
 }
 
-impl RecipeSource {
-    pub(super) fn place(&self, spot: Spot) -> RecipeLocation {
-        match spot {
-            Spot::Code if self.path.as_os_str().is_empty() => RecipeLocation::Code,
-            Spot::Code => RecipeLocation::File(self.path.clone()),
-            Spot::Override(index) => RecipeLocation::Override(self.overrides[index].clone()),
-            Spot::Text(start, end) => {
-                let before = &self.text[..start];
-                let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-                let line = self.text[line_start..].lines().next().unwrap_or_default();
-                let column = self.text[line_start..start].chars().count() + 1;
-                let meant = self.text[start..end].lines().next().unwrap_or_default().chars().count();
-                let text = line.to_owned();
-                RecipeLocation::Text {
-                    path: self.path.clone(),
-                    line: before.matches('\n').count() + 1,
-                    column,
-                    text,
-                    width: meant.max(1),
-                }
-            }
-        }
-    }
-
-    pub(super) fn reject(&self, spot: Spot, message: String, hint: impl Into<String>) -> RecipeError {
-        RecipeError {
-            place: Box::new(self.place(spot)),
-            hint: Some(hint.into()),
-            culprit: Some(spot),
-            ..RecipeError::plain(message)
-        }
-    }
-
-    /// Refuses a key that `table` (dotted; empty at the top level) does not have.
-    pub(super) fn unknown_key(&self, spot: Spot, table: &str, key: &str, known: &[&str]) -> RecipeError {
-        let place = if table.is_empty() { "at the top level".to_owned() } else { format!("in `[{}]`", abridged(table)) };
-        self.reject(spot, format!("unknown key `{}` {place}", quoted(key)), (self.suggest_key)(table, key, known))
-    }
-}
-
 /// How the TOML parser's error begins of brackets within more brackets than it follows.
 const RECURSION: &str = "cannot recurse further";
 
 impl Document {
     /// Reads the recipe's text; overrides and aliases come later.
-    pub(super) fn parse(source: RecipeSource) -> Result<Self, RecipeError> {
+    pub(super) fn parse(source: RecipeSource) -> Checked<Self> {
+        let source = Arc::new(source);
         let spot_of = |span: Range<usize>| Spot::Text(span.start, span.end);
         let parsed = DeTable::parse(&source.text).map_err(|e| {
-            if let Some(hint) = not_toml::yaml(&source.path, &source.text) {
+            if let Some(hint) = yaml(&source.path, &source.text) {
                 return source.reject(Spot::Code, "this is YAML, and kvtune reads TOML".to_owned(), hint);
             }
             let spot = e.span().map_or(Spot::Code, spot_of);
@@ -120,15 +61,29 @@ impl Document {
             source.reject(spot, format!("this is not valid TOML: {}", abridged(e.message())), hint)
         })?;
         let (span, table) = (parsed.span(), parsed.into_inner());
-        let root = convert(&Spanned::new(span, DeValue::Table(table)), &spot_of)
-            .map_err(|(spot, message)| source.reject(spot, message, "choose a smaller number"))?;
-        Ok(Self { source: Arc::new(source), root })
+        let root = convert(&Spanned::new(span, DeValue::Table(table)), &source, &spot_of)?;
+        Ok(Self { source, root })
     }
 
     /// Refuses what stands at `key` (dotted); the caret stands below it, or below the table that it is missing from.
     pub(super) fn reject(&self, key: &str, message: String, hint: impl Into<String>) -> RecipeError {
         self.source.reject(self.root.spot_near(key), message, hint)
     }
+}
+
+/// The way out of a text that is YAML, told from the file's name or from the first line that says something.
+fn yaml(path: &Path, text: &str) -> Option<String> {
+    let first = text.lines().map(str::trim_end).find(|line| !line.is_empty() && !line.starts_with('#')).unwrap_or_default();
+    let (key, rest) = first.split_once(':').unwrap_or(("", first));
+    let is_key = !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-'));
+    let is_named = path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
+    let is_yaml = is_named || first == "---" || is_key && (rest.is_empty() || rest.starts_with(' '));
+    is_yaml.then(|| format!("`kvtune init --from {}` writes a recipe in TOML", abridged(shell_word(path.display()))))
+}
+
+/// The first part of a dotted key, and the others.
+fn split(key: &str) -> (&str, Option<&str>) {
+    key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)))
 }
 
 impl Node {
@@ -172,13 +127,13 @@ impl Node {
     }
 
     pub(super) fn entry(&self, key: &str) -> Option<&KeyValue> {
-        let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
+        let (first, rest) = split(key);
         let entry = self.entries().iter().find(|entry| entry.key == first)?;
         rest.map_or(Some(entry), |rest| entry.node.entry(rest))
     }
 
     pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Node> {
-        let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
+        let (first, rest) = split(key);
         let node = &mut self.entries_mut()?.iter_mut().find(|entry| entry.key == first)?.node;
         match rest {
             Some(rest) => node.get_mut(rest),
@@ -188,14 +143,8 @@ impl Node {
 
     /// Where `key` (dotted) was written, or the innermost table of it that was.
     pub(super) fn spot_near(&self, key: &str) -> Spot {
-        let mut key = key;
-        loop {
-            if let Some(entry) = self.entry(key) {
-                return entry.spot;
-            }
-            let Some((outer, _)) = key.rsplit_once('.') else { return Spot::Code };
-            key = outer;
-        }
+        let outer = || key.rsplit_once('.').map_or(Spot::Code, |(outer, _)| self.spot_near(outer));
+        self.entry(key).map_or_else(outer, |entry| entry.spot)
     }
 
     /// Removes the entry at a dotted key; a table that this leaves empty goes too.
@@ -236,18 +185,15 @@ impl Node {
     /// on the way is not a table.
     pub(super) fn put(&mut self, key: &str, spot: Spot, node: Node) -> bool {
         let Some(entries) = self.entries_mut() else { return false };
-        let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
-        let at = entries.iter().position(|entry| entry.key == first);
-        match (rest, at) {
-            (Some(rest), Some(at)) => return entries[at].node.put(rest, spot, node),
-            (Some(rest), None) => {
-                let mut table = Node::table();
-                table.put(rest, spot, node);
-                entries.push(KeyValue { key: first.to_owned(), spot, node: table });
-            }
-            (None, Some(at)) => entries[at] = KeyValue { key: first.to_owned(), spot, node },
-            (None, None) => entries.push(KeyValue { key: first.to_owned(), spot, node }),
+        let (first, rest) = split(key);
+        let at = entries.iter().position(|entry| entry.key == first).unwrap_or_else(|| {
+            entries.push(KeyValue { key: first.to_owned(), spot, node: Self::table() });
+            entries.len() - 1
+        });
+        if let Some(rest) = rest {
+            return entries[at].node.put(rest, spot, node);
         }
+        entries[at] = KeyValue { key: first.to_owned(), spot, node };
         true
     }
 
@@ -283,34 +229,50 @@ impl From<toml::Value> for Node {
 }
 
 /// Takes over what the TOML parser read; `spot_of` says what its spans mean.
-pub(super) fn convert(from: &Spanned<DeValue<'_>>, spot_of: &dyn Fn(Range<usize>) -> Spot) -> Result<Node, (Spot, String)> {
+pub(super) fn convert(
+    from: &Spanned<DeValue<'_>>,
+    source: &Arc<RecipeSource>,
+    spot_of: &dyn Fn(Range<usize>) -> Spot,
+) -> Checked<Node> {
     let spot = spot_of(from.span());
+    let too_large = |number| source.reject(spot, format!("the {number} does not fit in 64 bits"), "choose a smaller number");
     let value = match from.get_ref() {
         DeValue::String(text) => NodeValue::String(text.to_string()),
         DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
             .map(NodeValue::Integer)
-            .map_err(|_| (spot, format!("the integer {number} does not fit in 64 bits")))?,
+            .map_err(|_| too_large(format!("integer {number}")))?,
         DeValue::Float(number) => match number.as_str().parse::<f64>() {
             Ok(value) if value.is_finite() || !number.as_str().contains(|c: char| c.is_ascii_digit()) => NodeValue::Float(value),
-            _ => return Err((spot, format!("the number {number} does not fit in 64 bits"))),
+            _ => return Err(too_large(format!("number {number}"))),
         },
         DeValue::Boolean(value) => NodeValue::Boolean(*value),
         // A date is kept as text; the key that takes one parses it.
         DeValue::Datetime(value) => NodeValue::String(value.to_string()),
-        DeValue::Array(items) => NodeValue::Array(items.iter().map(|item| convert(item, spot_of)).collect::<Result<_, _>>()?),
+        DeValue::Array(items) => NodeValue::Array(items.iter().map(|item| convert(item, source, spot_of)).collect::<Checked<_>>()?),
         DeValue::Table(table) => {
-            let mut entries = Vec::with_capacity(table.len());
-            for (key, value) in table {
-                entries.push(KeyValue {
-                    key: key.get_ref().to_string(),
-                    spot: spot_of(key.span()),
-                    node: convert(value, spot_of)?,
-                });
-            }
+            let entry = |(key, value): (&Spanned<DeString<'_>>, _)| {
+                let node = convert(value, source, spot_of)?;
+                Ok(KeyValue { key: key.get_ref().to_string(), spot: spot_of(key.span()), node })
+            };
+            let mut entries = table.iter().map(entry).collect::<Checked<Vec<_>>>()?;
             // The parser sorts by name; a reader meets the first mistake first.
             entries.sort_by_key(|entry| entry.spot);
             NodeValue::Table(entries)
         }
     };
     Ok(Node { value, spot })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn yaml_is_told_by_its_name_or_its_first_line() {
+        let is_yaml = |path: &str, text: &str| yaml(Path::new(path), text).is_some();
+        assert!(
+            is_yaml("a.yml", "") && is_yaml("a", "# x\n\nbase_model: m\n") && is_yaml("a", "---\n") && is_yaml("a", "lora:\n")
+        );
+        assert!(!is_yaml("a.toml", "[model]\npath = \"a: b\"\n") && !is_yaml("a", "a = 'x: y'\nb: 1") && !is_yaml("a", ""));
+    }
 }

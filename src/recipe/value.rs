@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
@@ -13,12 +14,14 @@ use super::read::{read, read_or_auto};
 use super::tree::{Document, KeyValue};
 use crate::files;
 
-pub(super) trait RecipeValue: DeserializeOwned {
+pub(super) trait RecipeValue: DeserializeOwned + Serialize {
     /// What the reference calls it; `number` is what the key's rule calls a number in it.
     fn takes(number: Option<&str>) -> String;
 
     /// The value in a recipe; `None` where the key is left out.
-    fn to_value(&self) -> Option<Value>;
+    fn to_value(&self) -> Option<Value> {
+        Value::try_from(self).ok()
+    }
 
     /// Refuses what its type alone cannot.
     fn checked(self, _document: &Document, _key: &str) -> Checked<Self> {
@@ -186,39 +189,28 @@ impl<T: RecipeValue> RecipeValue for BTreeMap<String, T> {
     fn takes(number: Option<&str>) -> String {
         format!("table, each value: {}", T::takes(number))
     }
-
-    fn to_value(&self) -> Option<Value> {
-        let pair = |(name, value): (&String, &T)| Some((name.clone(), value.to_value()?));
-        Some(Value::Table(self.iter().filter_map(pair).collect()))
-    }
 }
 
-/// Types that need nothing but a name and a way to TOML.
+/// Types that need nothing but a name.
 macro_rules! plain_values {
-    ($($type:ty: |$number:pat_param| $takes:expr, |$value:ident| $to_value:expr;)+) => {$(
+    ($($type:ty: |$number:pat_param| $takes:expr;)+) => {$(
         impl RecipeValue for $type {
             fn takes($number: Option<&str>) -> String {
                 $takes.to_owned()
-            }
-
-            fn to_value(&self) -> Option<Value> {
-                let $value = self;
-                Some(Value::from($to_value))
             }
         }
     )+};
 }
 
 plain_values! {
-    bool: |_| "boolean", |value| *value;
-    // TOML's integers end at 2^63 - 1; a recipe that was loaded has none beyond.
-    usize: |number| number.unwrap_or("integer ≥ 0"), |value| *value as i64;
-    u64: |number| number.unwrap_or("integer ≥ 0"), |value| *value as i64;
-    f64: |number| number.unwrap_or("number"), |value| *value;
-    (f64, f64): |number| format!("array of two numbers, each {}", number.unwrap_or("a number")), |value| vec![value.0, value.1];
-    String: |_| "string", |value| value.clone();
-    Table: |_| "table", |value| value.clone();
-    Vec<String>: |_| "array of strings", |value| value.clone();
-    Vec<u32>: |_| "array of integers", |value| value.clone();
-    Vec<usize>: |_| "array of integers", |value| value.iter().map(|&number| number as i64).collect::<Vec<_>>();
+    bool: |_| "boolean";
+    usize: |number| number.unwrap_or("integer ≥ 0");
+    u64: |number| number.unwrap_or("integer ≥ 0");
+    f64: |number| number.unwrap_or("number");
+    (f64, f64): |number| format!("array of two numbers, each {}", number.unwrap_or("a number"));
+    String: |_| "string";
+    Table: |_| "table";
+    Vec<String>: |_| "array of strings";
+    Vec<u32>: |_| "array of integers";
+    Vec<usize>: |_| "array of integers";
 }

@@ -29,10 +29,6 @@ macro_rules! words {
             fn takes(_: Option<&str>) -> String {
                 super::diagnose::listed(Self::ALL.iter().map(|word| word.name()))
             }
-
-            fn to_value(&self) -> Option<toml::Value> {
-                Some(toml::Value::from(self.name()))
-            }
         }
     };
 }

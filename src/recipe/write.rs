@@ -1,6 +1,6 @@
 //! From the recipe back to TOML and to words, and what differs between two recipes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use toml::Value;
@@ -51,9 +51,7 @@ impl Recipe {
 
     pub fn differences(&self, other: &Self) -> Vec<Difference> {
         let (before, after) = (self.flat(), other.flat());
-        let mut keys: Vec<&String> = before.keys().chain(after.keys()).collect();
-        keys.sort();
-        keys.dedup();
+        let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
         let show = |value: Option<&String>| value.cloned().unwrap_or_else(|| "not set".to_owned());
         keys.into_iter()
             .filter(|key| before.get(*key) != after.get(*key))

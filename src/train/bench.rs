@@ -11,7 +11,7 @@ use crate::data::Batch;
 use crate::dist::ProcessGroup;
 use crate::engine::{Engine, Observer};
 use crate::measure::{CopyCost, MemoryMeter, MemorySide, StepRecord, Stopwatch, gemm_rate, random_batch};
-use crate::model::{Model, ModelConfig};
+use crate::model::{Model, ModelConfig, kind_of};
 use crate::ops::attention::KernelsOfHeads;
 use crate::optim::{self, Optimizer};
 use crate::plan::{Alternative, Flops, StepSpec, TrainedPart};
@@ -59,8 +59,8 @@ impl Bench {
         }
         let config = as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         let batch = random_batch(&recipe, &config, &options.tokens, recipe.train.seed)?;
-        let machine = tiling::machine_of_trial(&recipe, device).of_ranks(world.ranks_here(), world.size());
-        let machine = machine.timed(recipe.model.dtype);
+        let mut machine = tiling::machine_of_trial(&recipe, device).of_ranks(world.ranks_here(), world.size());
+        machine.rate = Some(gemm_rate(kind_of(recipe.model.dtype), device).per_second);
         let asked = BTreeMap::from([
             ("`--tokens`".to_owned(), format!("{:?}", options.tokens)),
             ("all weights are trained".to_owned(), recipe.lora.is_none().to_string()),

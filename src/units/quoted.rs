@@ -13,33 +13,13 @@ const MESSAGE: usize = 16 << 10;
 /// A text that a file, an argument or a client brings, as a message shows it: in one line, control characters escaped, and cut behind 200
 /// characters, with its length. The marks around it are the message's.
 pub fn quoted(text: impl Display) -> String {
-    let mut kept = ShownText { text: String::new(), shown: 0, length: 0 };
-    // It never fails: what is too long is counted.
-    let _ = write!(kept, "{text}");
-    if kept.length > SHOWN {
-        let _ = write!(kept.text, "… ({} characters)", kept.length);
+    let text = text.to_string();
+    let (mut shown, length) = (escaped(text.chars().take(SHOWN)), text.chars().count());
+    if length > SHOWN {
+        // Writing to a text never fails.
+        let _ = write!(shown, "… ({length} characters)");
     }
-    kept.text
-}
-
-/// The first 200 characters of what is written; the rest is counted and never held.
-struct ShownText {
-    text: String,
-    shown: usize,
-    length: usize,
-}
-
-impl Write for ShownText {
-    fn write_str(&mut self, part: &str) -> std::fmt::Result {
-        for character in part.chars() {
-            if self.shown < SHOWN {
-                self.shown += 1;
-                escape(character, &mut self.text);
-            }
-            self.length += 1;
-        }
-        Ok(())
-    }
+    shown
 }
 
 /// A number of things, whose word is given for one: `1 row`, `3 rows`, `2 batches`.
@@ -59,9 +39,7 @@ pub fn abridged(text: impl Display) -> String {
     let text = text.to_string();
     let length = text.chars().count();
     if length <= SHOWN + END {
-        let mut whole = String::with_capacity(text.len());
-        text.chars().for_each(|character| escape(character, &mut whole));
-        return whole;
+        return escaped(text.chars());
     }
     let end = text.char_indices().nth(length - END).map_or("", |(at, _)| &text[at..]);
     format!("{}…{}", quoted(&text), quoted(end))
@@ -113,6 +91,12 @@ pub fn printable(message: &str) -> String {
 /// Whether a character would act on a terminal or a page instead of being shown there: controls, and what turns the direction of writing.
 pub fn is_unprintable(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+}
+
+fn escaped(text: impl Iterator<Item = char>) -> String {
+    let mut shown = String::new();
+    text.for_each(|character| escape(character, &mut shown));
+    shown
 }
 
 /// What is unprintable is shown by its number.

@@ -16,21 +16,28 @@ mod typos;
 use std::path::Path;
 
 use kvtune::data::formats;
-use kvtune::recipe::{Recipe, RecipeError, RecipeLocation, Resolved, know_formats};
+use kvtune::recipe::{Recipe, RecipeError, Resolved, know_formats};
 
 /// Where the caret of an error stands in the recipe, counted from 1.
 trait Caret {
-    fn line(&self) -> Option<usize>;
-    fn column(&self) -> Option<usize>;
-}
+    fn place(&self) -> Option<(usize, usize)>;
 
-impl Caret for RecipeError {
     fn line(&self) -> Option<usize> {
-        if let RecipeLocation::Text { line, .. } = *self.place { Some(line) } else { None }
+        self.place().map(|(line, _)| line)
     }
 
     fn column(&self) -> Option<usize> {
-        if let RecipeLocation::Text { column, .. } = *self.place { Some(column) } else { None }
+        self.place().map(|(_, column)| column)
+    }
+}
+
+impl Caret for RecipeError {
+    fn place(&self) -> Option<(usize, usize)> {
+        let shown = self.to_string();
+        let (_, place) = shown.strip_prefix(&self.message)?.split_once("--> ")?;
+        let mut numbers = place.lines().next()?.rsplit(':');
+        let column = numbers.next()?.parse().ok()?;
+        Some((numbers.next()?.parse().ok()?, column))
     }
 }
 

@@ -11,8 +11,8 @@ use super::recipe_file::RecipeFile;
 use super::world::Joining;
 use crate::data::{Batch, Tokenizer};
 use crate::dist::ProcessGroup;
-use crate::measure::random_batch;
-use crate::model::ModelConfig;
+use crate::measure::{gemm_rate, random_batch};
+use crate::model::{ModelConfig, kind_of};
 use crate::plan::Machine;
 use crate::recipe::Recipe;
 use crate::report::console;
@@ -83,7 +83,7 @@ impl Plan {
     /// What is planned for: this machine, but for what the arguments say of it.
     fn machine(&self, recipe: &Recipe, mut machine: Machine) -> Machine {
         if self.device_memory.is_none() || machine.device.is_cuda() {
-            machine = machine.timed(recipe.model.dtype);
+            machine.rate = Some(gemm_rate(kind_of(recipe.model.dtype), machine.device).per_second);
         } else {
             machine.device = Device::Cuda(0);
         }
