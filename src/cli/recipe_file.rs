@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tch::Device;
 
-use crate::recipe::{Recipe, RecipeError, Resolved, Weights};
+use crate::recipe::{Recipe, Resolved, Weights};
 use crate::report::console;
 use crate::train;
+use crate::units::Fault;
 
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
@@ -36,7 +37,7 @@ impl RecipePath {
 }
 
 /// A recipe for a model and data of which no recipe is written yet; rows that are no samples, or too long, are counted and left out.
-pub(super) fn recipe_for(model: &Path, data: &Path, set: &[String]) -> Result<Recipe, RecipeError> {
+pub(super) fn recipe_for(model: &Path, data: &Path, set: &[String]) -> Result<Recipe, Fault> {
     let text = |path: &Path| toml::Value::from(path.display().to_string());
     let paths =
         format!("model.path = {}\ndata = {{ train = {}, on_bad_row = 'drop', on_too_long = 'drop' }}\n", text(model), text(data));
@@ -64,7 +65,7 @@ pub(super) struct RecipeFile {
 
 impl RecipeFile {
     /// Loads it, says what there is to note about it, and has `device` compute as it wants.
-    pub(super) fn load(&self, device: Device) -> Result<Recipe, RecipeError> {
+    pub(super) fn load(&self, device: Device) -> Result<Recipe, Fault> {
         let resolved = if self.full {
             Recipe::load_to_train(self.file.path(), &self.set, Weights::All)?
         } else {

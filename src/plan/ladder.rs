@@ -4,12 +4,11 @@ use crate::recipe::{AttentionOutputs, BufferKind, GradRecipe, OpenKey, StoreForm
 
 /// What may become of attention's outputs beside these stores: beside one that rounds they are computed again.
 pub(super) fn outputs(grad: &GradRecipe, stores: [StoreRecipe; 2]) -> &'static [AttentionOutputs] {
-    const RECOMPUTE: &[AttentionOutputs] = &[AttentionOutputs::Recompute];
-    let round = stores.iter().any(|store| store.form != StoreForm::Plain);
+    let is_open = grad.is_open(OpenKey::AttentionOutputs);
     match grad.attention_outputs {
-        _ if grad.is_open(OpenKey::AttentionOutputs) && !round => AttentionOutputs::ALL,
-        AttentionOutputs::Keep if !grad.is_open(OpenKey::AttentionOutputs) => &[AttentionOutputs::Keep],
-        _ => RECOMPUTE,
+        _ if is_open && stores.iter().all(|store| store.form == StoreForm::Plain) => AttentionOutputs::ALL,
+        AttentionOutputs::Keep if !is_open => &[AttentionOutputs::Keep],
+        _ => &[AttentionOutputs::Recompute],
     }
 }
 

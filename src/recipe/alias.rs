@@ -1,7 +1,7 @@
 //! Spellings of other programs that mean the same: accepted, with a note. Most stand beside their keys; here are those of the policy.
 
 use super::choice::{DEFAULT_POLICY, PolicyRecipe};
-use super::diagnose::RecipeError;
+use super::diagnose::Checked;
 use super::foreign;
 use super::overrides::move_to;
 use super::plan::dotted_keys;
@@ -52,7 +52,7 @@ pub(super) fn apply(document: &mut Document, refusals: &mut Refusals) -> Vec<Str
 }
 
 /// `kv_cache.name = "h2o-torch-quantized8"` is a policy and a buffer.
-fn split_cache_name(document: &mut Document, notes: &mut Vec<(Spot, String)>) -> Result<(), RecipeError> {
+fn split_cache_name(document: &mut Document, notes: &mut Vec<(Spot, String)>) -> Checked<()> {
     const BUFFERS: [(&str, &str); 3] = [("-default", "plain"), ("-torch-quantized8", "int8"), ("-torch-quantized4", "int4")];
     const CODE_BOOKS: [(&str, &str); 2] = [("-bnb-quantized8", "int8"), ("-bnb-quantized4", "int4")];
     let Some(entry) = document.root.take("kv_cache.name") else { return Ok(()) };
@@ -79,7 +79,7 @@ fn split_cache_name(document: &mut Document, notes: &mut Vec<(Spot, String)>) ->
 }
 
 /// `kv_cache.grace_period = 64` beside `policy = "h2o"` is `policy.h2o.grace_period`, and `sink_tokens` is `init_grace_tokens`.
-fn gather_policy_params(document: &mut Document, notes: &mut Vec<(Spot, String)>) -> Result<(), RecipeError> {
+fn gather_policy_params(document: &mut Document, notes: &mut Vec<(Spot, String)>) -> Checked<()> {
     let is_named = document.root.entry("kv_cache.policy").is_some();
     for key in FLAT {
         let Some(entry) = document.root.take(&format!("kv_cache.{key}")) else { continue };

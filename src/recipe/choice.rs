@@ -5,17 +5,17 @@ use std::sync::{Arc, OnceLock};
 
 use serde::de::DeserializeOwned;
 
-use super::diagnose::{Checked, RecipeError, suggest};
+use super::diagnose::{Checked, suggest};
 use super::read::read;
 use super::table::{RecipeField, RecipeKey, TableEntries};
 use super::tree::{Document, KeyValue, Node, NodeValue, RecipeSource, Spot};
-use crate::units::quoted;
+use crate::units::{Fault, quoted};
 
 /// Refuses a policy that there is not, and parameters that it does not have.
 static POLICY_CHECK: OnceLock<fn(&PolicyRecipe) -> Checked<()>> = OnceLock::new();
 
 /// From now on the policy of a recipe is checked with its other keys, so that all errors are told at once.
-pub fn check_policies_by(check: fn(&PolicyRecipe) -> Result<(), RecipeError>) {
+pub fn check_policies_by(check: fn(&PolicyRecipe) -> Result<(), Fault>) {
     let _ = POLICY_CHECK.set(check);
 }
 
@@ -53,7 +53,7 @@ impl PolicyRecipe {
         self.name == "dense"
     }
 
-    fn fill(&mut self, entry: &KeyValue, default: &str) -> Result<(), RecipeError> {
+    fn fill(&mut self, entry: &KeyValue, default: &str) -> Checked<()> {
         let key = &self.key;
         let refuse = |spot, found: String| {
             self.source.reject(
@@ -80,12 +80,12 @@ impl PolicyRecipe {
     }
 
     /// The parameters. What `P` does not know is refused where it stands in the recipe, if `P` denies unknown fields.
-    pub fn params<P: DeserializeOwned>(&self) -> Result<P, RecipeError> {
+    pub fn params<P: DeserializeOwned>(&self) -> Result<P, Fault> {
         read(&self.params, &format!("{}.{}", self.key, self.name), &self.source)
     }
 
     /// A choice within the parameters of this one: a name, or a table with one.
-    pub fn inner(&self, key: &'static str, default: &str) -> Result<Self, RecipeError> {
+    pub fn inner(&self, key: &'static str, default: &str) -> Result<Self, Fault> {
         let mut inner = Self { key: key.to_owned(), source: self.source.clone(), ..Self::named(default) };
         let Some(entry) = self.params.entry(key) else { return Ok(inner) };
         inner.fill(entry, default)?;
@@ -101,13 +101,13 @@ impl PolicyRecipe {
     }
 
     /// The error for a name that is not among the known ones.
-    pub fn unknown(&self, known: &[&str]) -> RecipeError {
+    pub fn unknown(&self, known: &[&str]) -> Fault {
         let message = format!("unknown value `{}` for `{}`", quoted(&self.name), self.key);
         self.source.reject(self.spot, message, suggest(&self.name, known))
     }
 
     /// The error for a parameter (or for the choice as a whole) that its owner refuses.
-    pub fn reject(&self, key: Option<&str>, message: String, hint: String) -> RecipeError {
+    pub fn reject(&self, key: Option<&str>, message: String, hint: String) -> Fault {
         let entry = key.and_then(|key| self.params.entry(key));
         self.source.reject(entry.map_or(self.spot, |entry| entry.spot), message, hint)
     }

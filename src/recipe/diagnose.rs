@@ -1,24 +1,12 @@
 //! What a refused recipe looks like: the message, the place with a caret, and the nearest spelling that exists.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::{fmt, io};
 
-use crate::units::{Exit, Fault, FaultKind, abridged, quoted};
+use crate::units::{Fault, FaultKind, abridged, quoted};
 
-/// Why a recipe is refused. Prints the message, and below it the place as it stands in the recipe.
-#[derive(Clone, Debug)]
-pub struct RecipeError {
-    /// What is wrong: what was expected and what was found.
-    pub message: String,
-    pub hint: Option<String>,
-    /// What else is wrong with the recipe, in the order of its lines.
-    pub further: Vec<RecipeError>,
-    pub(super) spot: Spot,
-    source: Arc<RecipeSource>,
-}
-
-pub(super) type Checked<T> = Result<T, RecipeError>;
+/// What is refused is told with its place in the recipe, and carries its [`Spot`].
+pub(super) type Checked<T> = Result<T, Fault>;
 
 /// Where a key or value was written, as an address into a recipe and its overrides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,60 +45,43 @@ impl Default for RecipeSource {
     }
 }
 
-impl RecipeError {
-    /// The file cannot be read.
-    pub(super) fn unread(path: &Path, error: &Fault) -> Self {
-        let message = error.io().map_or_else(|| error.to_string(), ToString::to_string);
-        let is_missing = error.io().is_some_and(|source| source.kind() == io::ErrorKind::NotFound);
-        let is_no_file = error.io().is_none() && error.kind() == FaultKind::NotRegular;
-        let hint = error.hint().filter(|_| !is_missing && !is_no_file);
-        let hint = hint.unwrap_or_else(|| "name a recipe in TOML, as `recipes/quickstart.toml`".to_owned());
-        Self::of_file(path, format!("the recipe cannot be read: {message}"), hint)
-    }
-
-    /// An error of a file as a whole.
-    pub(super) fn of_file(path: &Path, message: String, hint: impl Into<String>) -> Self {
-        Arc::new(RecipeSource { path: path.to_owned(), ..RecipeSource::default() }).reject(Spot::Code, message, hint)
-    }
-
-    /// An error that was made by a program.
-    pub fn plain(message: String) -> Self {
-        Self { message, hint: None, further: Vec::new(), spot: Spot::Code, source: Arc::default() }
-    }
+/// The file cannot be read.
+pub(super) fn unread(path: &Path, error: &Fault) -> Fault {
+    let message = error.io().map_or_else(|| error.to_string(), ToString::to_string);
+    let is_missing = error.io().is_some_and(|source| source.kind() == io::ErrorKind::NotFound);
+    let is_no_file = error.io().is_none() && error.kind() == FaultKind::NotRegular;
+    let hint = error.hint().filter(|_| !is_missing && !is_no_file);
+    let hint = hint.unwrap_or_else(|| "name a recipe in TOML, as `recipes/quickstart.toml`".to_owned());
+    of_file(path, format!("the recipe cannot be read: {message}"), hint)
 }
 
-impl From<RecipeError> for Fault {
-    fn from(error: RecipeError) -> Self {
-        let fault =
-            Self::new(Exit::Usage, error.to_string()).with_further(error.further.iter().cloned().map(Self::from).collect());
-        error.hint.clone().into_iter().fold(fault, Self::with_hint).carrying(error)
-    }
+/// An error of a file as a whole.
+pub(super) fn of_file(path: &Path, message: String, hint: impl Into<String>) -> Fault {
+    RecipeSource { path: path.to_owned(), ..RecipeSource::default() }.reject(Spot::Code, message, hint)
 }
 
-impl fmt::Display for RecipeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
-        match self.spot {
-            Spot::Text(start, end) => self.source.show(start, end, f),
-            Spot::Code if self.source.path.as_os_str().is_empty() => Ok(()),
-            Spot::Code | Spot::Override(_) => write!(f, "\n  --> {}", self.source.short(self.spot)),
-        }
-    }
+/// Where it was written what an error refuses.
+pub(super) fn spot_of(error: &Fault) -> Spot {
+    error.payload().copied().unwrap_or_default()
 }
-
-impl std::error::Error for RecipeError {}
 
 /// Characters of the line that are shown before the place and from it on.
 const BEFORE: usize = 100;
 const BEHIND: usize = 160;
 
 impl RecipeSource {
-    pub(super) fn reject(self: &Arc<Self>, spot: Spot, message: String, hint: impl Into<String>) -> RecipeError {
-        RecipeError { message, hint: Some(hint.into()), further: Vec::new(), spot, source: self.clone() }
+    /// An error that prints the message, and below it the place as it stands in the recipe.
+    pub(super) fn reject(&self, spot: Spot, message: String, hint: impl Into<String>) -> Fault {
+        let place = match spot {
+            Spot::Text(start, end) => self.shown(start, end),
+            Spot::Code if self.path.as_os_str().is_empty() => String::new(),
+            Spot::Code | Spot::Override(_) => format!("\n  --> {}", self.short(spot)),
+        };
+        Fault::usage(message + &place, hint).carrying(spot)
     }
 
     /// Refuses a key that `table` (dotted; empty at the top level) does not have.
-    pub(super) fn unknown_key(self: &Arc<Self>, spot: Spot, table: &str, key: &str, known: &[&str]) -> RecipeError {
+    pub(super) fn unknown_key(&self, spot: Spot, table: &str, key: &str, known: &[&str]) -> Fault {
         let place = if table.is_empty() { "at the top level".to_owned() } else { format!("in `[{}]`", abridged(table)) };
         self.reject(spot, format!("unknown key `{}` {place}", quoted(key)), (self.suggest_key)(table, key, known))
     }
@@ -133,8 +104,8 @@ impl RecipeSource {
         (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
     }
 
-    /// Shows the line of a place, with a caret below. It begins with a line feed, so that it can follow a message.
-    fn show(&self, start: usize, end: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// The line of a place, with a caret below. It begins with a line feed, so that it can follow a message.
+    fn shown(&self, start: usize, end: usize) -> String {
         let (line, column) = self.line_and_column(start);
         let text = without_secret(self.text.lines().nth(line - 1).unwrap_or_default());
         let width = self.text[start..end].lines().next().unwrap_or_default().chars().count().clamp(1, BEHIND);
@@ -145,8 +116,8 @@ impl RecipeSource {
             || text.chars().skip(first).take(BEFORE + BEHIND).map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c });
         let indent: String = window().take(column - 1 - first).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
         let text: String = window().collect();
-        write!(f, "\n{gutter}--> {}:{line}:{column}\n{gutter} |\n{line} | {text}\n", abridged(self.path.display()))?;
-        write!(f, "{gutter} | {indent}{}", "^".repeat(width))
+        let (path, carets) = (abridged(self.path.display()), "^".repeat(width));
+        format!("\n{gutter}--> {path}:{line}:{column}\n{gutter} |\n{line} | {text}\n{gutter} | {indent}{carets}")
     }
 }
 
@@ -246,7 +217,7 @@ mod tests {
     #[test]
     fn the_caret_stands_below_the_key() {
         let text = format!("{}\tchunk = 8\n", "\n".repeat(13));
-        let source = Arc::new(RecipeSource { path: "a.toml".into(), text, ..RecipeSource::default() });
+        let source = RecipeSource { path: "a.toml".into(), text, ..RecipeSource::default() };
         let error = source.reject(Spot::Text(14, 19), "x".to_owned(), "");
         assert_eq!(error.to_string(), "x\n  --> a.toml:14:2\n   |\n14 | \tchunk = 8\n   | \t^^^^^");
     }

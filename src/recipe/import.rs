@@ -8,13 +8,13 @@ use serde_json::{Map, Value as Yaml};
 use toml::Value;
 
 use super::alias;
-use super::diagnose::{Checked, RecipeError};
+use super::diagnose::{self, Checked, of_file};
 use super::plan::{Recipe, TABLES, dotted_keys};
 use super::refusals::Refusals;
 use super::suggest::advice;
 use super::tree::{Document, Node, RecipeSource, Spot};
 use crate::files::{self, FileKind};
-use crate::units::{abridged, quoted};
+use crate::units::{Exit, Fault, abridged, quoted};
 
 /// Keys that say which kind of training it is, and the words for kinds that there are here. Another kind is not carried over in part.
 const KINDS: &[(&str, &[&str])] = &[
@@ -47,18 +47,18 @@ const REASONS: &[(&str, &str)] = &[
 impl Recipe {
     /// Makes a recipe of the YAML of Axolotl or LLaMA-Factory: its text, and why that is refused as it stands, if it is. `set` has keys
     /// (dotted) and values in place of the file's.
-    pub fn import(path: &Path, set: &[(&str, &Path)]) -> Result<(String, Option<RecipeError>), RecipeError> {
+    pub fn import(path: &Path, set: &[(&str, &Path)]) -> Result<(String, Option<Fault>), Fault> {
         let yaml = read(path)?;
         let is_axolotl = !["model_name_or_path", "finetuning_type", "stage"].iter().any(|key| yaml.contains_key(*key));
         if is_axolotl && !yaml.contains_key("base_model") {
             let message = "neither `base_model` of Axolotl nor `model_name_or_path` of LLaMA-Factory is there".to_owned();
-            return Err(RecipeError::of_file(path, message, "name the YAML that the other trainer is started with"));
+            return Err(of_file(path, message, "name the YAML that the other trainer is started with"));
         }
         for (key, words) in KINDS {
             let kind = yaml.get(*key).filter(|value| !is_empty(value) && **value != Yaml::Bool(false)).map(word);
             if let Some(kind) = kind.filter(|kind| !words.contains(&kind.as_str())) {
                 let message = format!("`{key}: {}` is a kind of training that kvtune does not have", quoted(kind));
-                return Err(RecipeError::of_file(
+                return Err(of_file(
                     path,
                     message,
                     "kvtune trains an adapter (LoRA), or all weights, to predict texts or their classes",
@@ -79,7 +79,7 @@ impl Recipe {
 
 /// The keys of a YAML file, which may be small and flat: what is deeper, or refers to itself again and again, is no configuration.
 fn read(path: &Path) -> Checked<Map<String, Yaml>> {
-    let text = files::read_text(path, FileKind::Recipe).map_err(|error| RecipeError::unread(path, &error))?;
+    let text = files::read_text(path, FileKind::Recipe).map_err(|error| diagnose::unread(path, &error))?;
     let budget = serde_saphyr::budget! { max_depth: 32, max_nodes: 20_000, max_aliases: 1000, max_documents: 1 };
     let alias_limits = serde_saphyr::alias_limits! {
         max_total_replayed_events: 20_000, max_replay_stack_depth: 8, max_alias_expansions_per_anchor: 1000,
@@ -87,8 +87,8 @@ fn read(path: &Path) -> Checked<Map<String, Yaml>> {
     let options = serde_saphyr::options! { budget: budget, alias_limits: alias_limits, with_snippet: false };
     match serde_saphyr::from_str_with_options(&text, options) {
         Ok(Yaml::Object(keys)) => Ok(keys),
-        Ok(_) => Err(RecipeError::of_file(path, "expected keys and values in YAML".to_owned(), "name the YAML of Axolotl or LLaMA-Factory")),
-        Err(error) => Err(RecipeError::of_file(
+        Ok(_) => Err(of_file(path, "expected keys and values in YAML".to_owned(), "name the YAML of Axolotl or LLaMA-Factory")),
+        Err(error) => Err(of_file(
             path,
             format!("this is not valid YAML: {}", abridged(error)),
             "`--from` takes the YAML of Axolotl or LLaMA-Factory; in such a file, check the indentation of that line",
@@ -142,7 +142,6 @@ impl Import {
             ("quantization_bit", "8") if is_bitsandbytes(all) => self.put("model.quantize", "int8"),
             ("quantization_method" | "quantization_type" | "double_quantization", _) if is_bitsandbytes(all) => {}
             ("finetuning_type", "full") => self.put("train.weights", "all"),
-            ("bf16", "auto") => self.put("model.dtype", "bf16"),
             ("stage", "pt") => self.put("data.format", "text"),
             ("adam_beta1" | "adam_beta2", _) if value.is_number() => {
                 let beta = |key: &str, default| all.get(key).and_then(Yaml::as_f64).unwrap_or(default);
@@ -171,11 +170,11 @@ impl Import {
         let count = toml.as_float().filter(|number| number.fract() == 0.0).map(|number| Value::from(number as i64));
         let spellings = [list.map(Value::from), Some(toml), count];
         let found: Vec<_> = spellings.into_iter().flatten().filter_map(|value| known(name, &value)).collect();
-        let found = found.iter().find(|found| found.is_ok()).or(found.first()).cloned();
-        match found {
+        let best = found.iter().position(Result::is_ok).unwrap_or(0);
+        match found.into_iter().nth(best) {
             Some(Ok(carried)) => carried.into_iter().for_each(|(key, value)| self.put(&key, value)),
             _ if *value == Yaml::Bool(false) => self.off.push(key.to_owned()),
-            Some(Err(error)) => self.leave(key, value, &error.message),
+            Some(Err(error)) => self.leave(key, value, &error.to_string()),
             None => self.leave(key, value, reason(key)),
         }
     }
@@ -315,7 +314,7 @@ fn known(key: &str, value: &Value) -> Option<Checked<Vec<(String, Value)>>> {
     });
     match found.collect::<Checked<Vec<_>>>() {
         Ok(found) if found.is_empty() => {
-            notes.first().map(|note| Err(RecipeError::plain(note.trim_start_matches("code: ").to_owned())))
+            notes.first().map(|note| Err(Fault::new(Exit::Usage, note.trim_start_matches("code: "))))
         }
         found => Some(found),
     }

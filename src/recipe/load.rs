@@ -4,8 +4,9 @@ use std::path::Path;
 
 use super::refusals::Refusals;
 use super::tree::{Document, RecipeSource};
-use super::{Recipe, RecipeError, Weights, alias, kv_cache, overrides, resolve, sets_by_name, suggest};
+use super::{Recipe, Weights, alias, diagnose, kv_cache, overrides, resolve, sets_by_name, suggest};
 use crate::files::{self, FileKind};
+use crate::units::Fault;
 
 #[derive(Clone, Debug)]
 pub struct Resolved {
@@ -16,32 +17,32 @@ pub struct Resolved {
 
 impl Recipe {
     /// Loads a recipe. `overrides` are as given behind `--set`: `kv_cache.chunk_size=8`.
-    pub fn load(path: &Path, overrides: &[String]) -> Result<Resolved, RecipeError> {
+    pub fn load(path: &Path, overrides: &[String]) -> Result<Resolved, Fault> {
         Self::parse(Self::read(path)?, path, overrides)
     }
 
     /// Loads a recipe to train `weights`, as if it said so; one that says otherwise is refused.
-    pub fn load_to_train(path: &Path, overrides: &[String], weights: Weights) -> Result<Resolved, RecipeError> {
+    pub fn load_to_train(path: &Path, overrides: &[String], weights: Weights) -> Result<Resolved, Fault> {
         Self::resolve(Self::read(path)?, path, overrides, Some(weights))
     }
 
-    fn read(path: &Path) -> Result<String, RecipeError> {
-        files::read_text(path, FileKind::Recipe).map_err(|error| RecipeError::unread(path, &error))
+    fn read(path: &Path) -> Result<String, Fault> {
+        files::read_text(path, FileKind::Recipe).map_err(|error| diagnose::unread(path, &error))
     }
 
     /// Loads a recipe from its text; `path` says where its relative paths begin.
-    pub fn parse(text: String, path: &Path, overrides: &[String]) -> Result<Resolved, RecipeError> {
+    pub fn parse(text: String, path: &Path, overrides: &[String]) -> Result<Resolved, Fault> {
         Self::resolve(text, path, overrides, None)
     }
 
     /// What a recipe would say of a model that is used and not trained: nothing is evicted, and no data are named.
-    pub fn of_model(model: &Path, overrides: &[String]) -> Result<Resolved, RecipeError> {
+    pub fn of_model(model: &Path, overrides: &[String]) -> Result<Resolved, Fault> {
         let path = toml::Value::from(model.display().to_string());
         let text = format!("model.path = {path}\ndata = {{ train = {path}, format = 'tokens' }}\n{}", kv_cache::DENSE);
         Self::parse(text, Path::new("command line"), overrides)
     }
 
-    fn resolve(text: String, path: &Path, overrides: &[String], weights: Option<Weights>) -> Result<Resolved, RecipeError> {
+    fn resolve(text: String, path: &Path, overrides: &[String], weights: Option<Weights>) -> Result<Resolved, Fault> {
         let (path, overrides, suggest_key) = (path.to_owned(), overrides.to_vec(), suggest::suggest_key);
         let source = RecipeSource { path, text, overrides, suggest_key };
         let (mut document, mut refusals) = (Document::parse(source)?, Refusals::default());

@@ -40,7 +40,6 @@ mod write;
 pub use chat::{Boundary, ChatRecipe, TemplateChoice, TemplateDate, TrainOn};
 pub use choice::{PolicyRecipe, check_policies_by};
 pub use data::*;
-pub use diagnose::RecipeError;
 pub use distill::DistillRecipe;
 pub use eval::{BestMetric, EvalRecipe, GenerateRecipe, MetricMode};
 pub use format::{DataFormat, know_formats};

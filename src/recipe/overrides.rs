@@ -1,7 +1,5 @@
 //! `--set a.b=c`: single values on top of a recipe. An override wins over whatever the recipe says about the same thing.
 
-use std::sync::Arc;
-
 use super::diagnose::Checked;
 use super::plan::dotted_keys;
 use super::refusals::Refusals;
@@ -26,7 +24,7 @@ fn put(document: &mut Document, spot: Spot, text: &str) -> Checked<()> {
     Err(document.source.reject(spot, message, "name a table and a key, as `kv_cache.chunk_size=8`"))
 }
 
-fn parse(source: &Arc<RecipeSource>, text: &str, spot: Spot) -> Checked<(String, Node)> {
+fn parse(source: &RecipeSource, text: &str, spot: Spot) -> Checked<(String, Node)> {
     let hint = "write `--set table.key=value`, as `--set kv_cache.chunk_size=8`";
     let Some((key, value)) = text.split_once('=') else {
         return Err(source.reject(spot, format!("the override `{text}` has no `=`"), hint));

@@ -1,7 +1,6 @@
 //! From the tree to typed structs by serde. The errors know the key and the place, which serde alone would lose.
 
 use std::fmt::Display;
-use std::sync::Arc;
 
 use serde::de::value::{SeqDeserializer, StrDeserializer};
 use serde::de::{
@@ -9,25 +8,25 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-use super::diagnose::{Checked, RecipeError, listed, suggest};
+use super::diagnose::{Checked, listed, suggest};
 use super::tree::{Document, KeyValue, Node, NodeValue, RecipeSource, Spot};
-use crate::units::{abridged, quoted};
+use crate::units::{Fault, abridged, quoted};
 
 /// The word for a value that is left to the planner.
 pub(super) const AUTO: &str = "auto";
 
 /// Reads a value; `path` is the dotted key under which it stands.
-pub(super) fn read<T: DeserializeOwned>(node: &Node, path: &str, source: &Arc<RecipeSource>) -> Checked<T> {
-    T::deserialize(node).map_err(|error| error.at(node.spot, &node.value).into_recipe_error(path, source))
+pub(super) fn read<T: DeserializeOwned>(node: &Node, path: &str, source: &RecipeSource) -> Checked<T> {
+    T::deserialize(node).map_err(|error| error.at(node.spot, &node.value).into_fault(path, source))
 }
 
 /// Reads a value whose key takes the word `auto` too, which the errors then name.
-pub(super) fn read_or_auto<T: DeserializeOwned>(node: &Node, path: &str, source: &Arc<RecipeSource>) -> Checked<Option<T>> {
+pub(super) fn read_or_auto<T: DeserializeOwned>(node: &Node, path: &str, source: &RecipeSource) -> Checked<Option<T>> {
     if node.as_str() == Some(AUTO) {
         return Ok(None);
     }
     let read = T::deserialize(node).map(Some);
-    read.map_err(|error| error.at(node.spot, &node.value).or_auto().into_recipe_error(path, source))
+    read.map_err(|error| error.at(node.spot, &node.value).or_auto().into_fault(path, source))
 }
 
 /// Refuses a value that is none of the words that another room tells. Before it has told any, each will do.
@@ -37,7 +36,7 @@ pub(super) fn check_word(document: &Document, key: &str, known: Vec<&'static str
         return Ok(());
     }
     let problem = ReadProblem::UnknownWord { word: node.as_str().map(str::to_owned), known };
-    Err(ReadError::new(problem).at(node.spot, &node.value).into_recipe_error(key, &document.source))
+    Err(ReadError::new(problem).at(node.spot, &node.value).into_fault(key, &document.source))
 }
 
 /// What is wrong, before it is known where.
@@ -99,7 +98,7 @@ impl ReadError {
     }
 
     /// The error of a value that stands at `path`.
-    fn into_recipe_error(self, path: &str, source: &Arc<RecipeSource>) -> RecipeError {
+    fn into_fault(self, path: &str, source: &RecipeSource) -> Fault {
         let path = abridged(self.path.iter().rev().fold(path.to_owned(), |path, key| format!("{path}.{key}")));
         let (spot, found) = (self.spot.unwrap_or_default(), self.found);
         let (message, hint) = match self.problem {
@@ -119,7 +118,9 @@ impl ReadError {
                 (format!("`{path}` must be {expected}, found {found}"), hint)
             }
             ReadProblem::Missing(key) => {
-                (format!("`{path}` lacks `{key}`"), format!("add `{key} = …` to `[{path}]`"))
+                let error = source.reject(spot, format!("`{path}` lacks `{key}`"), format!("add `{key} = …` to `[{path}]`"));
+                // Whatever is taken out, it is still missing.
+                return if let Spot::Text(start, _) = spot { error.carrying(Spot::Text(start, start)) } else { error };
             }
             ReadProblem::Other(message) => (format!("`{path}`: {message}"), format!("correct `{path}`")),
         };

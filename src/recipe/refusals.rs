@@ -1,15 +1,16 @@
 //! All that is wrong with a recipe, found in one reading; what may only follow from something found before is not told.
 
-use super::diagnose::{Checked, RecipeError};
+use super::diagnose::{Checked, spot_of};
 use super::plan::{Recipe, TABLES};
 use super::tree::Spot;
+use crate::units::{Exit, Fault};
 
 const MAX_ERRORS: usize = 20;
 
 /// The errors of a recipe, and the tables of which something is refused.
 #[derive(Default)]
 pub(super) struct Refusals {
-    found: Vec<RecipeError>,
+    found: Vec<Fault>,
     doubtful: Vec<String>,
     is_all_doubtful: bool,
 }
@@ -20,7 +21,7 @@ impl Refusals {
     }
 
     /// Keeps an error. What else seems wrong with these tables may come from it.
-    pub(super) fn add(&mut self, tables: &[&str], error: RecipeError) {
+    pub(super) fn add(&mut self, tables: &[&str], error: Fault) {
         self.doubtful.extend(tables.iter().map(|table| (*table).to_owned()));
         self.found.push(error);
     }
@@ -31,8 +32,8 @@ impl Refusals {
     }
 
     /// Keeps the error of a key that does not exist: the tables that its hint names are in doubt, too; all where it names none.
-    pub(super) fn unknown(&mut self, table: &str, error: RecipeError) {
-        let hint = error.hint.clone().unwrap_or_default();
+    pub(super) fn unknown(&mut self, table: &str, error: Fault) {
+        let hint = error.hint().unwrap_or_default();
         let names = |table: &str| {
             ["`", "."].iter().any(|end| hint.contains(&format!("`{table}{end}"))) || hint.contains(&format!("[{table}]"))
         };
@@ -51,7 +52,7 @@ impl Refusals {
         self.doubtful.push(table.to_owned());
     }
 
-    pub(super) fn into_first(self) -> Option<RecipeError> {
+    pub(super) fn into_first(self) -> Option<Fault> {
         self.found.into_iter().next()
     }
 
@@ -61,16 +62,16 @@ impl Refusals {
         if self.found.is_empty() {
             return resolved;
         }
-        self.found.sort_by_key(|error| match error.spot {
+        self.found.sort_by_key(|error| match spot_of(error) {
             Spot::Text(start, _) => (0, start),
             Spot::Code => (1, 0),
             Spot::Override(index) => (2, index),
         });
         if self.are_many() {
             self.found.truncate(MAX_ERRORS);
-            self.found.push(RecipeError::plain(format!("only the first {MAX_ERRORS} errors are shown")));
+            self.found.push(Fault::new(Exit::Usage, format!("only the first {MAX_ERRORS} errors are shown")));
         }
         let first = self.found.remove(0);
-        Err(RecipeError { further: self.found, ..first })
+        Err(first.with_further(self.found))
     }
 }

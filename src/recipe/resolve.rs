@@ -3,7 +3,7 @@
 
 use super::contradictions::refuse_contradictions;
 use super::data::{ClassList, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels, LongBenchPrompt};
-use super::diagnose::Checked;
+use super::diagnose::{Checked, spot_of};
 use super::eval::EvalRecipe;
 use super::format::DataFormat;
 use super::grad::{GradRecipe, OpenKey};
@@ -29,7 +29,8 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
     check_keys(document, refusals);
     require::<ModelRecipe>(document, "path", refusals);
     require::<DataRecipe>(document, "train", refusals);
-    let (document, open) = &without_open_keys(document);
+    let open = take_open_keys(document);
+    let document = &*document;
     let data = DataRecipe::read(document)?;
     // Each set has to have what the head asks for; what they all have in common decides what it is.
     let table = HeadTable::read(document)?;
@@ -45,7 +46,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
     let lora = (train.weights == Weights::Adapter).then(|| LoraRecipe::of(document, model.adapter.as_deref())).transpose()?;
     let recipe = Recipe {
         kv_cache: cache(document)?,
-        grad: GradRecipe { open: open.clone(), ..GradRecipe::read(document)? },
+        grad: GradRecipe { open, ..GradRecipe::read(document)? },
         eval: EvalRecipe::read(document)?,
         optimizer: OptimizerRecipe::read(document)?,
         checkpoint: CheckpointRecipe::read(document)?,
@@ -93,7 +94,7 @@ fn check_value(document: &mut Document, table: &str, key: &RecipeKey, refusals: 
     let name = dotted(table, &key.name);
     let mut is_first = document.root.entry(&name).is_some();
     while let Err(error) = (key.check)(document, &name, key) {
-        let continues = document.root.get_mut(&name).is_some_and(|value| value.remove_at(error.spot));
+        let continues = document.root.get_mut(&name).is_some_and(|value| value.remove_at(spot_of(&error)));
         if is_first || continues {
             refusals.add(&[table], error);
         }
@@ -113,16 +114,14 @@ fn require<T: RecipeTable>(document: &mut Document, key: &str, refusals: &mut Re
     }
 }
 
-/// The document without the keys that are left to the planner, which have their defaults meanwhile; and these keys.
-fn without_open_keys(document: &Document) -> (Document, Vec<OpenKey>) {
-    let mut decided = document.clone();
+/// Takes out the keys that are left to the planner, which have their defaults meanwhile.
+fn take_open_keys(document: &mut Document) -> Vec<OpenKey> {
     let mut take = |key: OpenKey| {
         let key = dotted(GradRecipe::NAME, key.name());
-        let is_open = decided.root.entry(&key).is_some_and(|entry| entry.node.as_str() == Some(AUTO));
-        is_open && decided.root.take(&key).is_some()
+        let is_open = document.root.entry(&key).is_some_and(|entry| entry.node.as_str() == Some(AUTO));
+        is_open && document.root.take(&key).is_some()
     };
-    let open = OpenKey::ALL.iter().copied().filter(|&key| take(key)).collect();
-    (decided, open)
+    OpenKey::ALL.iter().copied().filter(|&key| take(key)).collect()
 }
 
 fn refuse_f16(document: &Document) -> Checked<()> {

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
-use super::diagnose::{Checked, RecipeError};
+use super::diagnose::Checked;
 pub(super) use super::diagnose::{RecipeSource, Spot};
-use crate::units::{abridged, shell_word};
+use crate::units::{Fault, abridged, shell_word};
 
 #[derive(Clone, Debug)]
 pub(super) struct Node {
@@ -66,7 +66,7 @@ impl Document {
     }
 
     /// Refuses what stands at `key` (dotted); the caret stands below it, or below the table that it is missing from.
-    pub(super) fn reject(&self, key: &str, message: String, hint: impl Into<String>) -> RecipeError {
+    pub(super) fn reject(&self, key: &str, message: String, hint: impl Into<String>) -> Fault {
         self.source.reject(self.root.spot_near(key), message, hint)
     }
 }
@@ -231,7 +231,7 @@ impl From<toml::Value> for Node {
 /// Takes over what the TOML parser read; `spot_of` says what its spans mean.
 pub(super) fn convert(
     from: &Spanned<DeValue<'_>>,
-    source: &Arc<RecipeSource>,
+    source: &RecipeSource,
     spot_of: &dyn Fn(Range<usize>) -> Spot,
 ) -> Checked<Node> {
     let spot = spot_of(from.span());

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use toml::Value;
 
-use super::diagnose::RecipeError;
+use super::diagnose::Checked;
 use super::plan::Recipe;
 use super::table::{RecipeTable, TableEntries};
 use super::training::TopOfFile;
@@ -42,7 +42,7 @@ impl Recipe {
 
     /// What this recipe has otherwise than the fixed settings that its run has saved in `place`. A key that came with a later version has its
     /// default there.
-    pub fn changes_since(&self, saved: &BTreeMap<String, String>, place: &Path) -> Result<Vec<Difference>, RecipeError> {
+    pub fn changes_since(&self, saved: &BTreeMap<String, String>, place: &Path) -> Checked<Vec<Difference>> {
         let mut all: BTreeMap<String, String> = self.flat().into_iter().filter(|(key, _)| may_change(key)).collect();
         all.extend(saved.clone());
         let lines: Vec<String> = all.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();

@@ -6,7 +6,7 @@ use std::path::Path;
 use kvtune::files::io_fault;
 use kvtune::native::BackwardError;
 use kvtune::native::cuda::GraphError;
-use kvtune::recipe::RecipeError;
+use kvtune::recipe::Recipe;
 use kvtune::units::{Exit, Fault, FaultKind};
 
 #[test]
@@ -21,7 +21,7 @@ fn what_becomes_a_fault_has_its_code() {
     let all = [
         (Exit::Data, io("read")),
         (Exit::Failed, io("write")),
-        (Exit::Usage, RecipeError::plain("x".into()).into()),
+        (Exit::Usage, Recipe::parse("x".into(), Path::new("x"), &[]).unwrap_err()),
         (Exit::Failed, BackwardError("x".into()).into()),
         (Exit::Failed, GraphError::Failed("x".into()).into()),
         (Exit::Usage, GraphError::Lacking("x".into()).into()),

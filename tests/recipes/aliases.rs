@@ -1,6 +1,6 @@
 //! Spellings of other programs: read as kvtune's own, with a note; two spellings of one thing are refused.
 
-use super::{Caret, SMALL, parse, refused, with};
+use super::{SMALL, Told, parse, refused, with};
 
 /// kvtune's spelling, and another one that must lead to the same recipe.
 const SAME: &[(&str, &str)] = &[
@@ -160,8 +160,8 @@ fn what_asks_for_something_else_is_refused_with_a_way_out() {
         ("bf16 = 3", "unknown value `3` for `bf16`", "choose `true`, `auto`, `full` or `false`"),
     ] {
         let error = refused(&with(line));
-        assert!(error.message.contains(message) && error.hint.as_ref().unwrap().contains(hint), "{error}: {:?}", error.hint);
-        assert_eq!((error.line(), error.further.len()), (Some(1), 0), "{error}");
+        assert!(error.message().contains(message) && error.hint().unwrap().contains(hint), "{error}: {:?}", error.hint());
+        assert_eq!((error.line(), error.further().len()), (Some(1), 0), "{error}");
     }
 }
 
@@ -209,7 +209,7 @@ fn two_spellings_at_once_contradict() {
     ];
     for (lines, line) in both {
         let error = refused(&with(lines));
-        assert!(error.message.contains("mean the same, and both are given"), "{error}");
+        assert!(error.message().contains("mean the same, and both are given"), "{error}");
         assert_eq!(error.line(), Some(line), "{error}");
     }
 }

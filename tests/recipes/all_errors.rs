@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use kvtune::recipe::RecipeError;
+use kvtune::units::Fault;
 
-use super::{Caret, SMALL, parse_with, refused};
+use super::{SMALL, Told, parse_with, refused};
 
 /// The lines and the first words of all errors.
-fn told(error: &RecipeError) -> Vec<(Option<usize>, &str)> {
-    let all = [error].into_iter().chain(&error.further);
-    all.map(|error| (error.line(), error.message.split(':').next().unwrap_or_default())).collect()
+fn told(error: &Fault) -> Vec<(Option<usize>, String)> {
+    let all = [error].into_iter().chain(error.further());
+    all.map(|error| (error.line(), error.message().split(':').next().unwrap_or_default().to_owned())).collect()
 }
 
 #[test]
@@ -34,8 +34,8 @@ fn independent_errors_are_told_in_the_order_of_their_lines() {
         (None, "the override `train` has no `=`"),
         (None, "unknown key `foo` in `[checkpoint]`"),
     ];
-    assert_eq!(told(&error), expected);
-    assert!([&error].into_iter().chain(&error.further).all(|error| error.hint.is_some()));
+    assert_eq!(told(&error), expected.map(|(line, words)| (line, words.to_owned())));
+    assert!([&error].into_iter().chain(error.further()).all(|error| error.hint().is_some()));
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn what_follows_from_an_error_is_no_second_one() {
         SMALL.replace("[data]", "dtype = \"f16\"\n[data]"),
     ] {
         let error = refused(&text);
-        assert_eq!(error.further.len(), 0, "{text}: {:?}", told(&error));
+        assert_eq!(error.further().len(), 0, "{text}: {:?}", told(&error));
     }
     assert_eq!(told(&refused("")).len(), 2, "model and data are both missing");
 }
@@ -63,8 +63,8 @@ fn what_follows_from_an_error_is_no_second_one() {
 fn many_errors_are_some_of_them() {
     let lines: String = (0..20_000).map(|key| format!("k{key} = 1\n")).collect::<Vec<_>>().concat();
     let error = refused(&format!("{SMALL}[lora]\n{lines}"));
-    assert_eq!(error.further.len(), 20);
-    assert_eq!(error.further[19].message, "only the first 20 errors are shown");
+    assert_eq!(error.further().len(), 20);
+    assert_eq!(error.further()[19].message(), "only the first 20 errors are shown");
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn nesting_and_long_lists_take_no_time() {
     ] {
         let begun = Instant::now();
         let error = refused(&text);
-        assert!(error.to_string().contains(message), "{}", error.message);
+        assert!(error.to_string().contains(message), "{}", error.message());
         assert!(begun.elapsed() < Duration::from_secs(5), "{message}: {:?}", begun.elapsed());
     }
 }
@@ -87,5 +87,5 @@ fn nesting_and_long_lists_take_no_time() {
 fn yaml_is_told_to_be_yaml() {
     let error = refused("# axolotl\nbase_model: m\ndatasets:\n  - path: d\n");
     assert_eq!(error.to_string(), "this is YAML, and kvtune reads TOML\n  --> /nowhere/a.toml");
-    assert_eq!(error.hint.unwrap(), "`kvtune init --from /nowhere/a.toml` writes a recipe in TOML");
+    assert_eq!(error.hint().unwrap(), "`kvtune init --from /nowhere/a.toml` writes a recipe in TOML");
 }

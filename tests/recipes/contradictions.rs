@@ -3,7 +3,7 @@
 use kvtune::data::formats;
 use kvtune::recipe::{Recipe, Weights};
 
-use super::{Caret, SMALL, refused, with};
+use super::{SMALL, Told, refused, with};
 
 /// Lines that are added, the key that must be marked, and a part of the message.
 const REFUSED: &[(&str, &str, &str)] = &[
@@ -169,7 +169,7 @@ fn each_is_refused_where_it_stands() {
     for (lines, marked, message) in REFUSED {
         let text = with(lines);
         let error = refused(&text);
-        assert!(error.message.contains(message), "{lines}: {error}");
+        assert!(error.message().contains(message), "{lines}: {error}");
         let (line, column) = (error.line().expect(lines), error.column().expect(lines));
         let written = text.lines().nth(line - 1).unwrap();
         assert!(written[column - 1..].starts_with(marked), "{lines}: {error}");
@@ -190,13 +190,13 @@ fn a_prompt_cannot_be_trained_on_by_a_classification() {
     }
     let text = with("[data]\ntrain_on_prompt = true").replace("\"tokens\"", "\"longbench-v2\"");
     let error = refused(&format!("{text}[head]\nkind = \"seq_classification_on_logits\"\nlabels = [\"A\", \"B\"]\n"));
-    assert!(error.message.contains("contradicts"), "{error}");
+    assert!(error.message().contains("contradicts"), "{error}");
 }
 
 #[test]
 fn an_adapter_to_start_from_needs_one_that_is_trained() {
     let error = refused(&format!("{}[train]\nweights = \"all\"\n", with("[model]\nadapter = \"a\"")));
-    assert!(error.message.starts_with("`model.adapter` says nothing where all weights are trained"), "{error}");
+    assert!(error.message().starts_with("`model.adapter` says nothing where all weights are trained"), "{error}");
     assert_eq!(error.line(), Some(2));
 }
 
@@ -215,20 +215,20 @@ fn what_is_trained_is_what_the_command_asks_for() {
         let other = if weights == Weights::All { Weights::Adapter } else { Weights::All };
         let error = load(&recipe.to_toml(), other).unwrap_err();
         let expected = format!("`train.weights = \"{weights}\"` contradicts the command, which trains `{other}`");
-        assert!(error.message == expected && error.hint.is_some() && error.line().is_some(), "{error}");
+        assert!(error.message() == expected && error.hint().is_some() && error.line().is_some(), "{error}");
     }
-    assert!(load(&with("[lora]\nr = 4"), Weights::All).unwrap_err().message.starts_with("`[lora]` says nothing"));
+    assert!(load(&with("[lora]\nr = 4"), Weights::All).unwrap_err().message().starts_with("`[lora]` says nothing"));
 }
 
 #[test]
 fn what_has_no_default_is_missed_by_name() {
     let error = refused("[model]\ndtype = \"f32\"\n[data]\nformat = \"tokens\"\ntrain = \"t\"\n");
-    assert_eq!((error.message.as_str(), error.line()), ("`model.path` is missing: the directory of the model", Some(1)));
+    assert_eq!((error.message().as_str(), error.line()), ("`model.path` is missing: the directory of the model", Some(1)));
     let error = refused("[data]\nformat = \"tokens\"\n");
-    assert_eq!((error.message.as_str(), error.line()), ("`data.train` is missing: the file of training examples", Some(1)));
+    assert_eq!((error.message().as_str(), error.line()), ("`data.train` is missing: the file of training examples", Some(1)));
     let error = refused("");
-    assert!(error.message.starts_with("`model.path` is missing") && error.line().is_none(), "{error}");
-    assert!(error.further[0].message.starts_with("`data.train` is missing"), "{error}");
+    assert!(error.message().starts_with("`model.path` is missing") && error.line().is_none(), "{error}");
+    assert!(error.further()[0].message().starts_with("`data.train` is missing"), "{error}");
     assert!(error.to_string().ends_with("\n  --> /nowhere/a.toml"), "{error}");
 }
 
@@ -243,7 +243,7 @@ fn a_format_that_there_is_not_is_refused_where_it_stands() {
         ("3", format!("`data.format` must be {all}, found `3`"), format!("write {all}")),
     ] {
         let error = refused(&SMALL.replace("\"tokens\"", written));
-        assert_eq!((error.message.clone(), error.hint.clone().unwrap()), (message, hint));
+        assert_eq!((error.message(), error.hint().unwrap()), (message, hint));
         assert_eq!((error.line(), error.column()), (Some(4), Some(10)));
     }
 }

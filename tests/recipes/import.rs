@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use insta::assert_snapshot;
 use kvtune::data::formats;
-use kvtune::recipe::{Recipe, RecipeError, know_formats};
+use kvtune::recipe::{Recipe, know_formats};
+use kvtune::units::Fault;
 use tempfile::TempDir;
 
 fn imported(name: &str) -> String {
@@ -16,7 +17,7 @@ fn imported(name: &str) -> String {
     text.replace(&path.display().to_string(), name)
 }
 
-fn of_text(yaml: &str) -> Result<String, RecipeError> {
+fn of_text(yaml: &str) -> Result<String, Fault> {
     know_formats(formats());
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("a.yaml");
@@ -266,7 +267,7 @@ fn what_is_no_configuration_or_a_bomb_is_refused_at_once() {
         ("model: m", "neither `base_model` of Axolotl nor `model_name_or_path`"),
     ] {
         let error = of_text(yaml).expect_err(words);
-        assert!(error.message.contains(words) && error.hint.is_some(), "{words}: {error}");
+        assert!(error.message().contains(words) && error.hint().is_some(), "{words}: {error}");
     }
     let error = Recipe::import(Path::new("/nowhere/a.yaml"), &[]).unwrap_err();
     assert!(error.to_string().contains("can"), "{error}");

@@ -182,7 +182,7 @@ fn the_recipes_that_come_along_load() {
 #[test]
 fn a_recipe_that_cannot_be_read_says_so() {
     let error = Recipe::load(Path::new("/nowhere/none.toml"), &[]).map(|r| r.recipe).unwrap_err();
-    assert!(error.message.starts_with("the recipe cannot be read: "), "{error}");
+    assert!(error.message().starts_with("the recipe cannot be read: "), "{error}");
     assert!(error.to_string().ends_with("\n  --> /nowhere/none.toml"), "{error}");
     let folder = tempfile::tempdir().unwrap();
     let latin = folder.path().join("latin.toml");

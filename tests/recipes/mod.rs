@@ -16,10 +16,15 @@ mod typos;
 use std::path::Path;
 
 use kvtune::data::formats;
-use kvtune::recipe::{Recipe, RecipeError, Resolved, know_formats};
+use kvtune::recipe::{Recipe, Resolved, know_formats};
+use kvtune::units::Fault;
 
-/// Where the caret of an error stands in the recipe, counted from 1.
-trait Caret {
+/// The parts of an error's text.
+trait Told {
+    /// What is wrong, without the place.
+    fn message(&self) -> String;
+
+    /// Line and column of the caret in the recipe, counted from 1.
     fn place(&self) -> Option<(usize, usize)>;
 
     fn line(&self) -> Option<usize> {
@@ -31,11 +36,14 @@ trait Caret {
     }
 }
 
-impl Caret for RecipeError {
+impl Told for Fault {
+    fn message(&self) -> String {
+        self.to_string().lines().next().unwrap_or_default().to_owned()
+    }
+
     fn place(&self) -> Option<(usize, usize)> {
-        let shown = self.to_string();
-        let (_, place) = shown.strip_prefix(&self.message)?.split_once("--> ")?;
-        let mut numbers = place.lines().next()?.rsplit(':');
+        let text = self.to_string();
+        let mut numbers = text.lines().nth(1)?.rsplit(':');
         let column = numbers.next()?.parse().ok()?;
         Some((numbers.next()?.parse().ok()?, column))
     }
@@ -44,11 +52,11 @@ impl Caret for RecipeError {
 /// A recipe of the fewest keys.
 const SMALL: &str = "[model]\npath = \"model\"\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\n";
 
-fn parse(text: &str) -> Result<Resolved, RecipeError> {
+fn parse(text: &str) -> Result<Resolved, Fault> {
     parse_with(text, &[])
 }
 
-fn parse_with(text: &str, overrides: &[&str]) -> Result<Resolved, RecipeError> {
+fn parse_with(text: &str, overrides: &[&str]) -> Result<Resolved, Fault> {
     know_formats(formats());
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
     Recipe::parse(text.to_owned(), Path::new("/nowhere/a.toml"), &overrides)
@@ -64,8 +72,8 @@ fn with(lines: &str) -> String {
     if lines.starts_with('[') { format!("{SMALL}{lines}\n") } else { format!("{lines}\n{SMALL}") }
 }
 
-fn refused(text: &str) -> RecipeError {
+fn refused(text: &str) -> Fault {
     let error = parse(text).map(|r| r.recipe).expect_err(text);
-    assert!(error.hint.clone().is_some(), "no hint: {error}");
+    assert!(error.hint().is_some(), "no hint: {error}");
     error
 }

@@ -120,9 +120,9 @@ fn what_is_wrong_with_an_override_is_shown_at_it() {
         match parse_with(SMALL, &[set]).map(|r| r.recipe) {
             Ok(recipe) => assert_eq!((recipe.lora.unwrap().r, message), (3, "")),
             Err(error) => {
-                assert!(error.message.contains(message) && !message.is_empty(), "{set}: {error}");
+                assert!(error.message().contains(message) && !message.is_empty(), "{set}: {error}");
                 assert!(error.to_string().ends_with(&format!("\n  --> --set {set}")), "{error}");
-                assert!(error.hint.clone().is_some());
+                assert!(error.hint().is_some());
             }
         }
     }

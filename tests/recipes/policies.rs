@@ -1,9 +1,9 @@
 //! A choice by name, whose parameters a file outside this room reads: its errors point into the recipe all the same.
 
-use kvtune::recipe::{InitialPart, PolicyRecipe, RecipeError, WrittenRegex};
+use kvtune::recipe::{InitialPart, PolicyRecipe, WrittenRegex};
 use serde::Deserialize;
 
-use super::{Caret, parse, parse_with, with};
+use super::{Told, parse, parse_with, with};
 
 #[derive(Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
@@ -53,15 +53,15 @@ fn parameters_come_from_every_way_to_write_them() {
 #[test]
 fn parameters_that_do_not_exist_or_fit_are_shown_where_they_stand() {
     let error = choice("policy.h2o = { grace_perod = 64 }").params::<Params>().unwrap_err();
-    assert_eq!(error.message, "unknown key `grace_perod` in `[kv_cache.policy.h2o]`");
+    assert_eq!(error.message(), "unknown key `grace_perod` in `[kv_cache.policy.h2o]`");
     assert_eq!((error.line(), error.column()), (Some(7), Some(16)));
-    assert_eq!(error.hint.clone().unwrap(), "did you mean `grace_period`?");
+    assert_eq!(error.hint().unwrap(), "did you mean `grace_period`?");
     let error = choice("policy.h2o = { grace_period = \"a\" }").params::<Params>().unwrap_err();
-    assert_eq!(error.message, "`kv_cache.policy.h2o.grace_period` must be a whole number, 0 or more, found the string \"a\"");
+    assert_eq!(error.message(), "`kv_cache.policy.h2o.grace_period` must be a whole number, 0 or more, found the string \"a\"");
     let error = choice("policy.h2o = { chunk_size = 4 }").params::<Params>().unwrap_err();
-    assert_eq!(error.hint.clone().unwrap(), "`chunk_size` belongs in `[kv_cache]`");
+    assert_eq!(error.hint().unwrap(), "`chunk_size` belongs in `[kv_cache]`");
     let error = choice("policy = \"h2o\"").params::<Needs>().map(|needs| needs.width).unwrap_err();
-    assert_eq!(error.message, "`kv_cache.policy.h2o` lacks `width`");
+    assert_eq!(error.message(), "`kv_cache.policy.h2o` lacks `width`");
     let text = with("[kv_cache]\npolicy = \"h2o\"");
     let set = parse_with(&text, &["kv_cache.policy.h2o.graceperiod=3"]).unwrap().recipe.kv_cache.policy;
     let error = set.params::<Params>().unwrap_err();
@@ -73,12 +73,12 @@ fn an_unknown_name_and_a_refused_parameter_are_shown_where_they_stand() {
     let known = ["dense", "h2o", "lastrec"];
     for (lines, column) in [("policy = \"h20\"", 10), ("policy.h20 = {}", 8), ("policy = { h20 = {} }", 12)] {
         let error = choice(lines).unknown(&known);
-        assert_eq!(error.message, "unknown value `h20` for `kv_cache.policy`");
+        assert_eq!(error.message(), "unknown value `h20` for `kv_cache.policy`");
         assert_eq!((error.line(), error.column()), (Some(7), Some(column)), "{error}");
-        assert_eq!(error.hint.clone().unwrap(), "did you mean `h2o`?");
+        assert_eq!(error.hint().unwrap(), "did you mean `h2o`?");
     }
     let error = choice("policy.h2o = { grace_period = 64 }").reject(Some("grace_period"), "too long".into(), "shorten it".into());
-    assert_eq!((error.line(), error.column(), error.hint.clone().as_deref()), (Some(7), Some(16), Some("shorten it")));
+    assert_eq!((error.line(), error.column(), error.hint().as_deref()), (Some(7), Some(16), Some("shorten it")));
     let error = choice("policy = \"h2o\"").reject(Some("grace_period"), "too long".into(), "shorten it".into());
     assert_eq!((error.line(), error.column()), (Some(7), Some(10)));
 }
@@ -94,10 +94,7 @@ fn a_choice_made_by_a_program_has_no_place() {
 
 #[test]
 fn the_initial_part_of_prompts_has_defaults_and_a_regular_expression_that_is_one() {
-    let read = |lines: &str| match kvtune::cache::initial_part(&choice(lines)) {
-        Ok(part) => Ok(part.unwrap()),
-        Err(fault) => Err(fault.payload::<RecipeError>().cloned().unwrap()),
-    };
+    let read = |lines: &str| kvtune::cache::initial_part(&choice(lines)).map(Option::unwrap);
     let end_regex = WrittenRegex::new("<text>").unwrap();
     let expected = InitialPart { end_regex, include_end_string: true, pad_id: 0, range_is_prefix: true };
     assert_eq!(read("policy.smart-lastrec = { end_initial_regex = '<text>' }").unwrap(), expected);
@@ -114,8 +111,8 @@ fn the_initial_part_of_prompts_has_defaults_and_a_regular_expression_that_is_one
     ] {
         let lines = format!("policy.smart-lastrec = {{ {written} }}");
         let error = read(&lines).unwrap_err();
-        assert!(error.message.contains(message), "{error}");
+        assert!(error.message().contains(message), "{error}");
         assert!(lines[error.column().unwrap() - 1..].starts_with(marked) && error.line() == Some(7), "{error}");
-        assert!(error.hint.clone().is_some());
+        assert!(error.hint().is_some());
     }
 }

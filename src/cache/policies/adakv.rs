@@ -43,7 +43,7 @@ pub(super) fn around(choice: &PolicyRecipe, cache_length: usize, build: Construc
         let message = format!("`adakv` shares out slots by scores, and the policy `{}` has none to compare heads by", inner.name);
         let hint = "choose `snapkv`, `defensivekv`, `dropkv`, `rkv`, `knorm`, `keydiff`, `expected-attention`, `learned`, `triattention`, or a policy of \
                     the h2o family with `score_prefill = true`";
-        return Err(choice.reject(Some("policy"), message, hint.to_owned()).into());
+        return Err(choice.reject(Some("policy"), message, hint.to_owned()));
     }
     // In a small cache, too, the smallest share has a slot beside those that are protected.
     let is_enough = (DEFAULT_FLOOR * cache_length as f64) as usize > policy.traits().protected();

@@ -147,7 +147,7 @@ impl HeavyHitters {
         if params.reference_counts && params.score_prefill {
             let message =
                 "`reference_counts` contradicts `score_prefill`: the reference does not score the prefill span".to_owned();
-            return Err(choice.reject(Some("reference_counts"), message, "remove one of them".into()).into());
+            return Err(choice.reject(Some("reference_counts"), message, "remove one of them".into()));
         }
         Ok(Box::new(Self {
             grace: params.grace_period.tokens(choice, cache_length)?,

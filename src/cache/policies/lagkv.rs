@@ -34,14 +34,13 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
     let params: LagkvParams = choice.params()?;
     let lag = params.lag_size.unwrap_or_else(|| (cache_length / 8).clamp(1, LAG));
     if lag == 0 {
-        return Err(choice
-            .reject(Some("lag_size"), "`lag_size` = 0 is no partition".to_owned(), "choose at least 1".into())
-            .into());
+        let message = "`lag_size` = 0 is no partition".to_owned();
+        return Err(choice.reject(Some("lag_size"), message, "choose at least 1".into()));
     }
     let most = cache_length.saturating_sub(1) / 2;
     if lag > most {
         let message = format!("`lag_size` = {lag}: two partitions leave no slot to evict, `cache_length` is {cache_length}");
-        return Err(choice.reject(Some("lag_size"), message, format!("choose at most {most}")).into());
+        return Err(choice.reject(Some("lag_size"), message, format!("choose at most {most}")));
     }
     let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)?;
     Ok(Box::new(Lagkv { lag, sinks }))

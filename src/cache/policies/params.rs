@@ -28,7 +28,7 @@ impl GracePeriod {
             Self::Fraction(part) if (0.0..1.0).contains(&part) => Ok((part * cache_length as f64) as usize),
             Self::Fraction(part) => {
                 let message = format!("`{key}` = {part} is neither a number of tokens nor a fraction below 1");
-                Err(choice.reject(Some(key), message, "write a whole number, or a fraction such as 0.375".into()).into())
+                Err(choice.reject(Some(key), message, "write a whole number, or a fraction such as 0.375".into()))
             }
         }
     }
@@ -76,7 +76,7 @@ pub(super) fn staying(choice: &PolicyRecipe, key: &'static str, count: usize, ca
         return Ok(count);
     }
     let message = format!("`{key}` = {count} leaves no slot to evict: `cache_length` is {cache_length}");
-    Err(choice.reject(Some(key), message, format!("choose less than {cache_length}")).into())
+    Err(choice.reject(Some(key), message, format!("choose less than {cache_length}")))
 }
 
 /// A number from 0 to 1.
@@ -85,7 +85,7 @@ pub(super) fn fraction(choice: &PolicyRecipe, key: &'static str, value: f64) -> 
         return Ok(value);
     }
     let message = format!("`{key}` = {value} is not a fraction");
-    Err(choice.reject(Some(key), message, "choose a number from 0 to 1".into()).into())
+    Err(choice.reject(Some(key), message, "choose a number from 0 to 1".into()))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use super::{
     rkv, smart_lastrec, snapkv, tova, triattention,
 };
 use crate::cache::Policy;
-use crate::recipe::{InitialPart, PolicyRecipe, RecipeError};
+use crate::recipe::{InitialPart, PolicyRecipe};
 use crate::units::Fault;
 
 /// A policy that a recipe may name.
@@ -73,14 +73,6 @@ pub fn names() -> Vec<&'static str> {
 pub fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let entry = REGISTRY.iter().find(|entry| entry.name == choice.name).ok_or_else(|| choice.unknown(&names()))?;
     (entry.build)(choice, cache_length)
-}
-
-/// Whether a recipe names a policy that there is, with parameters that it has.
-pub fn check_policy(choice: &PolicyRecipe) -> Result<(), RecipeError> {
-    match build(choice, usize::MAX) {
-        Err(error) => error.payload().cloned().map_or(Ok(()), Err),
-        Ok(_) => Ok(()),
-    }
 }
 
 /// What the initial part of a prompt is for the policy that a recipe names, if that protects it.

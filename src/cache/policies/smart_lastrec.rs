@@ -40,7 +40,7 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
     let p: SmartLastrecParams = choice.params()?;
     if !(p.max_initial_fraction > 0.0 && p.max_initial_fraction < 1.0) {
         let message = format!("`max_initial_fraction` = {} is not between 0 and 1", p.max_initial_fraction);
-        return Err(choice.reject(Some("max_initial_fraction"), message, "choose a part of the cache, as 0.1".into()).into());
+        return Err(choice.reject(Some("max_initial_fraction"), message, "choose a part of the cache, as 0.1".into()));
     }
     let initial = InitialPart {
         end_regex: p.end_initial_regex,

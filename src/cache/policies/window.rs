@@ -55,7 +55,7 @@ pub(super) fn window_size(choice: &PolicyRecipe, written: Option<usize>, cache_l
     let window = written.unwrap_or_else(|| (cache_length / 8).clamp(1, WINDOW));
     if window == 0 {
         let message = "`window_size` = 0 leaves no query to decide".to_owned();
-        return Err(choice.reject(Some("window_size"), message, "choose at least 1".into()).into());
+        return Err(choice.reject(Some("window_size"), message, "choose at least 1".into()));
     }
     staying(choice, "window_size", window, cache_length)
 }
@@ -64,7 +64,7 @@ pub(super) fn window_size(choice: &PolicyRecipe, written: Option<usize>, cache_l
 pub(super) fn kernel_size(choice: &PolicyRecipe, written: usize, cache_length: usize) -> Result<usize, Fault> {
     if written.is_multiple_of(2) {
         let message = format!("`kernel_size` = {written} has no middle");
-        return Err(choice.reject(Some("kernel_size"), message, "choose an odd number; 1 pools nothing".into()).into());
+        return Err(choice.reject(Some("kernel_size"), message, "choose an odd number; 1 pools nothing".into()));
     }
     staying(choice, "kernel_size", written, cache_length.max(WINDOW))
 }
