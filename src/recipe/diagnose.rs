@@ -28,10 +28,10 @@ impl Spot {
 /// What the user wrote: the recipe's text, and the overrides.
 #[derive(Debug)]
 pub(super) struct RecipeSource {
-    /// As the user named it; empty where a program made the values.
+    /// What the user calls it; empty where a program made the values.
     pub(super) path: PathBuf,
     pub(super) text: String,
-    /// As given behind `--set`.
+    /// What stands behind `--set`, one by one.
     pub(super) overrides: Vec<String>,
     /// The way out of a key that does not exist, from its table (dotted), the key, and the keys of the table. It knows all tables,
     /// which who reads one of them does not.

@@ -173,28 +173,22 @@ fn head(document: &Document, table: HeadTable, data: &DataRecipe) -> Checked<Hea
         let message = format!("`{key}` says nothing where `head.kind` is `{kind}`");
         return document.refuse(key, message, &format!("remove it, or write `kind = \"{owner}\"`"));
     }
-    let distinct = "list two classes or more, and give each a token of its own";
-    let named = "list two classes or more, each once";
-    let hint = match kind {
-        HeadKind::SeqClassification => "write `labels = [\"yes\", \"no\"]`, or `num_labels = 2`",
-        _ => "write `labels = [\"A\", \"B\", \"C\", \"D\"]`, or `label_tokens = […]`",
+    let (distinct, example) = match kind {
+        HeadKind::SeqClassification => ("list two classes or more, each once", "write `labels = [\"yes\", \"no\"]`, or `num_labels = 2`"),
+        _ => (
+            "list two classes or more, and give each a token of its own",
+            "write `labels = [\"A\", \"B\", \"C\", \"D\"]`, or `label_tokens = […]`",
+        ),
     };
+    table.label_tokens.iter().try_for_each(|tokens| document.distinct("head.label_tokens", tokens, 2, distinct))?;
+    table.labels.iter().try_for_each(|labels| document.distinct("head.labels", labels, 2, distinct))?;
     match (kind, table.label_tokens, table.labels, table.num_labels) {
         (HeadKind::NextToken, ..) => Ok(HeadRecipe::NextToken),
-        (HeadKind::SeqClassificationOnLogits, Some(tokens), ..) => {
-            document.distinct("head.label_tokens", &tokens, 2, distinct)?;
-            Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(tokens)))
-        }
-        (HeadKind::SeqClassificationOnLogits, None, Some(texts), _) => {
-            document.distinct("head.labels", &texts, 2, distinct)?;
-            Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Texts(texts)))
-        }
-        (HeadKind::SeqClassification, _, Some(names), _) => {
-            document.distinct("head.labels", &names, 2, named)?;
-            Ok(HeadRecipe::SeqClassification(ClassList::Named(names)))
-        }
-        (HeadKind::SeqClassification, _, None, Some(count)) => Ok(HeadRecipe::SeqClassification(ClassList::Count(count))),
-        (_, _, None, _) => document.refuse("head.kind", format!("`head.kind = \"{kind}\"` needs classes"), hint),
+        (HeadKind::SeqClassificationOnLogits, Some(tokens), ..) => Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(tokens))),
+        (HeadKind::SeqClassificationOnLogits, _, Some(texts), _) => Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Texts(texts))),
+        (HeadKind::SeqClassification, _, Some(names), _) => Ok(HeadRecipe::SeqClassification(ClassList::Named(names))),
+        (HeadKind::SeqClassification, .., Some(count)) => Ok(HeadRecipe::SeqClassification(ClassList::Count(count))),
+        (_, _, None, _) => document.refuse("head.kind", format!("`head.kind = \"{kind}\"` needs classes"), example),
     }
 }
 
