@@ -81,7 +81,7 @@ pub(super) fn prefer_override(document: &mut Document, one: &str, other: &str, w
     if a.spot.is_override() == b.spot.is_override() {
         let later = if a.spot > b.spot { one } else { other };
         let message = format!("`{one}` and `{other}` contradict each other: {why}");
-        return Err(document.reject(later, message, format!("keep one of the two, as `{one}`")));
+        return document.refuse(later, message, format!("keep one of the two, as `{one}`"));
     }
     let loser = if a.spot.is_override() { other } else { one };
     document.root.take(loser);

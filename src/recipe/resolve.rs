@@ -128,7 +128,7 @@ fn refuse_f16(document: &Document) -> Checked<()> {
     let Some(dtype) = document.root.entry("model.dtype").and_then(|entry| entry.node.as_str()) else { return Ok(()) };
     if ["f16", "float16", "fp16", "half", "16-true", "16-mixed"].contains(&dtype) {
         let message = format!("`model.dtype = \"{dtype}\"` cannot be trained in: gradients fall below its smallest number");
-        return Err(document.reject("model.dtype", message, "use `bf16` or `f32`; weights stored in f16 load as either"));
+        return document.refuse("model.dtype", message, "use `bf16` or `f32`; weights stored in f16 load as either");
     }
     Ok(())
 }
@@ -171,10 +171,12 @@ fn head(document: &Document, table: HeadTable, data: &DataRecipe) -> Checked<Hea
     let idle = owners.into_iter().find(|(_, is_set, owners)| *is_set && !owners.contains(&kind));
     if let Some((key, _, [owner, ..])) = idle {
         let message = format!("`{key}` says nothing where `head.kind` is `{kind}`");
-        return document.refuse(key, message, &format!("remove it, or write `kind = \"{owner}\"`"));
+        return document.refuse(key, message, format!("remove it, or write `kind = \"{owner}\"`"));
     }
     let (distinct, example) = match kind {
-        HeadKind::SeqClassification => ("list two classes or more, each once", "write `labels = [\"yes\", \"no\"]`, or `num_labels = 2`"),
+        HeadKind::SeqClassification => {
+            ("list two classes or more, each once", "write `labels = [\"yes\", \"no\"]`, or `num_labels = 2`")
+        }
         _ => (
             "list two classes or more, and give each a token of its own",
             "write `labels = [\"A\", \"B\", \"C\", \"D\"]`, or `label_tokens = […]`",
@@ -184,8 +186,12 @@ fn head(document: &Document, table: HeadTable, data: &DataRecipe) -> Checked<Hea
     table.labels.iter().try_for_each(|labels| document.distinct("head.labels", labels, 2, distinct))?;
     match (kind, table.label_tokens, table.labels, table.num_labels) {
         (HeadKind::NextToken, ..) => Ok(HeadRecipe::NextToken),
-        (HeadKind::SeqClassificationOnLogits, Some(tokens), ..) => Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(tokens))),
-        (HeadKind::SeqClassificationOnLogits, _, Some(texts), _) => Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Texts(texts))),
+        (HeadKind::SeqClassificationOnLogits, Some(tokens), ..) => {
+            Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(tokens)))
+        }
+        (HeadKind::SeqClassificationOnLogits, _, Some(texts), _) => {
+            Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Texts(texts)))
+        }
         (HeadKind::SeqClassification, _, Some(names), _) => Ok(HeadRecipe::SeqClassification(ClassList::Named(names))),
         (HeadKind::SeqClassification, .., Some(count)) => Ok(HeadRecipe::SeqClassification(ClassList::Count(count))),
         (_, _, None, _) => document.refuse("head.kind", format!("`head.kind = \"{kind}\"` needs classes"), example),

@@ -34,7 +34,13 @@ pub const ADVICE: &[(&[&str], &str)] = &[
     ),
     (
         &[
-            "packing", "sample_packing", "packed", "neat_packing", "padding_free", "eval_packing", "eval_sample_packing",
+            "packing",
+            "sample_packing",
+            "packed",
+            "neat_packing",
+            "padding_free",
+            "eval_packing",
+            "eval_sample_packing",
             "packing_strategy",
         ],
         // Packing saves the pads of a batch, of which there are none here.

@@ -225,7 +225,7 @@ pub(super) use table;
 
 /// A key that must be there and is not.
 pub(super) fn missing<T>(document: &Document, key: &str, what: &str) -> Checked<T> {
-    document.refuse(key, format!("`{key}` is missing: {what}"), &format!("add `{key}`, or give `--set {key}=…`"))
+    document.refuse(key, format!("`{key}` is missing: {what}"), format!("add `{key}`, or give `--set {key}=…`"))
 }
 
 /// Declares a field of a table that several keys exclude each other from: an enum with a variant for each. The attributes are those

@@ -9,7 +9,7 @@ use toml::de::{DeString, DeTable, DeValue};
 
 use super::diagnose::Checked;
 pub(super) use super::diagnose::{RecipeSource, Spot};
-use crate::units::{Fault, abridged, shell_word};
+use crate::units::{abridged, shell_word};
 
 #[derive(Clone, Debug)]
 pub(super) struct Node {
@@ -63,11 +63,6 @@ impl Document {
         let (span, table) = (parsed.span(), parsed.into_inner());
         let root = convert(&Spanned::new(span, DeValue::Table(table)), &source, &spot_of)?;
         Ok(Self { source, root })
-    }
-
-    /// Refuses what stands at `key` (dotted); the caret stands below it, or below the table that it is missing from.
-    pub(super) fn reject(&self, key: &str, message: String, hint: impl Into<String>) -> Fault {
-        self.source.reject(self.root.spot_near(key), message, hint)
     }
 }
 
@@ -248,7 +243,9 @@ pub(super) fn convert(
         DeValue::Boolean(value) => NodeValue::Boolean(*value),
         // A date is kept as text; the key that takes one parses it.
         DeValue::Datetime(value) => NodeValue::String(value.to_string()),
-        DeValue::Array(items) => NodeValue::Array(items.iter().map(|item| convert(item, source, spot_of)).collect::<Checked<_>>()?),
+        DeValue::Array(items) => {
+            NodeValue::Array(items.iter().map(|item| convert(item, source, spot_of)).collect::<Checked<_>>()?)
+        }
         DeValue::Table(table) => {
             let entry = |(key, value): (&Spanned<DeString<'_>>, _)| {
                 let node = convert(value, source, spot_of)?;

@@ -114,8 +114,9 @@ impl Document {
         self.root.entry(key).map_or(Ok(None), |entry| read_or_auto(&entry.node, key, &self.source))
     }
 
-    pub(super) fn refuse<T>(&self, key: &str, message: String, hint: &str) -> Checked<T> {
-        Err(self.reject(key, message, hint))
+    /// Refuses what stands at `key` (dotted); the caret stands below it, or below the table that it is missing from.
+    pub(super) fn refuse<T>(&self, key: &str, message: String, hint: impl Into<String>) -> Checked<T> {
+        Err(self.source.reject(self.root.spot_near(key), message, hint))
     }
 
     /// At least so many, and none twice.

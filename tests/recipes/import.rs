@@ -9,6 +9,8 @@ use kvtune::recipe::{Recipe, know_formats};
 use kvtune::units::Fault;
 use tempfile::TempDir;
 
+use super::Told;
+
 fn imported(name: &str) -> String {
     know_formats(formats());
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/other-trainers").join(name);

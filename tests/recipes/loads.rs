@@ -9,7 +9,7 @@ use kvtune::recipe::{
     know_formats,
 };
 
-use super::{SMALL, parse, parse_with, with};
+use super::{SMALL, Told, parse, parse_with, with};
 
 const ASKED_FOR: &str = r#"
 [model]

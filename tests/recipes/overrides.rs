@@ -4,7 +4,7 @@ use std::path::Path;
 
 use kvtune::recipe::{CacheLength, ModuleSet, OpenKey, ValidationSource, Warmup};
 
-use super::{SMALL, parse, parse_with, with};
+use super::{SMALL, Told, parse, parse_with, with};
 
 #[test]
 fn values_are_toml_or_else_strings() {
