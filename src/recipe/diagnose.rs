@@ -1,9 +1,8 @@
 //! What a refused recipe looks like: the message, the place with a caret, and the nearest spelling that exists.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::units::{Fault, FaultKind, abridged, quoted};
+use crate::units::{Fault, abridged, quoted};
 
 /// What is refused is told with its place in the recipe, and carries its [`Spot`].
 pub(super) type Checked<T> = Result<T, Fault>;
@@ -43,16 +42,6 @@ impl Default for RecipeSource {
         let suggest_key = |_: &str, written: &str, known: &[&str]| suggest(written, known);
         Self { path: PathBuf::new(), text: String::new(), overrides: Vec::new(), suggest_key }
     }
-}
-
-/// The file cannot be read.
-pub(super) fn unread(path: &Path, error: &Fault) -> Fault {
-    let message = error.io().map_or_else(|| error.to_string(), ToString::to_string);
-    let is_missing = error.io().is_some_and(|source| source.kind() == io::ErrorKind::NotFound);
-    let is_no_file = error.io().is_none() && error.kind() == FaultKind::NotRegular;
-    let hint = error.hint().filter(|_| !is_missing && !is_no_file);
-    let hint = hint.unwrap_or_else(|| "name a recipe in TOML, as `recipes/quickstart.toml`".to_owned());
-    of_file(path, format!("the recipe cannot be read: {message}"), hint)
 }
 
 /// An error of a file as a whole.

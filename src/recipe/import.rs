@@ -8,12 +8,11 @@ use serde_json::{Map, Value as Yaml};
 use toml::Value;
 
 use super::alias;
-use super::diagnose::{self, Checked, of_file};
+use super::diagnose::{Checked, of_file};
 use super::plan::{Recipe, TABLES, dotted_keys};
 use super::refusals::Refusals;
-use super::suggest::advice;
+use super::suggest::ADVICE;
 use super::tree::{Document, Node, RecipeSource, Spot};
-use crate::files::{self, FileKind};
 use crate::units::{Exit, Fault, abridged, quoted};
 
 /// Keys that say which kind of training it is, and the words for kinds that there are here. Another kind is not carried over in part.
@@ -79,7 +78,7 @@ impl Recipe {
 
 /// The keys of a YAML file, which may be small and flat: what is deeper, or refers to itself again and again, is no configuration.
 fn read(path: &Path) -> Checked<Map<String, Yaml>> {
-    let text = files::read_text(path, FileKind::Recipe).map_err(|error| diagnose::unread(path, &error))?;
+    let text = Recipe::read(path)?;
     let budget = serde_saphyr::budget! { max_depth: 32, max_nodes: 20_000, max_aliases: 1000, max_documents: 1 };
     let alias_limits = serde_saphyr::alias_limits! {
         max_total_replayed_events: 20_000, max_replay_stack_depth: 8, max_alias_expansions_per_anchor: 1000,
@@ -321,8 +320,9 @@ fn known(key: &str, value: &Value) -> Option<Checked<Vec<(String, Value)>>> {
 }
 
 fn reason(key: &str) -> &'static str {
-    let begins = || REASONS.iter().find(|(start, _)| key.starts_with(start)).map(|(_, why)| *why);
-    advice(key).or_else(begins).unwrap_or("a recipe has no such key")
+    let advice = ADVICE.iter().find(|(name, _)| *name == key);
+    let begins = || REASONS.iter().find(|(start, _)| key.starts_with(start));
+    advice.or_else(begins).map_or("a recipe has no such key", |(_, why)| why)
 }
 
 /// How bitsandbytes packs weights in 4 bits for these programs: with nested scales, unless LLaMA-Factory's keys say otherwise.

@@ -1,12 +1,14 @@
 //! The way from a file or a text to a checked recipe.
 
+use std::io;
 use std::path::Path;
 
+use super::diagnose::of_file;
 use super::refusals::Refusals;
 use super::tree::{Document, RecipeSource};
-use super::{Recipe, Weights, alias, diagnose, kv_cache, overrides, resolve, sets_by_name, suggest};
+use super::{Recipe, Weights, alias, kv_cache, overrides, resolve, sets_by_name, suggest};
 use crate::files::{self, FileKind};
-use crate::units::Fault;
+use crate::units::{Fault, FaultKind};
 
 #[derive(Clone, Debug)]
 pub struct Resolved {
@@ -26,8 +28,16 @@ impl Recipe {
         Self::resolve(Self::read(path)?, path, overrides, Some(weights))
     }
 
-    fn read(path: &Path) -> Result<String, Fault> {
-        files::read_text(path, FileKind::Recipe).map_err(|error| diagnose::unread(path, &error))
+    /// The text of a recipe, or of what one is made of.
+    pub(super) fn read(path: &Path) -> Result<String, Fault> {
+        files::read_text(path, FileKind::Recipe).map_err(|error| {
+            let message = error.io().map_or_else(|| error.to_string(), ToString::to_string);
+            let is_missing = error.io().is_some_and(|source| source.kind() == io::ErrorKind::NotFound);
+            let is_no_file = error.io().is_none() && error.kind() == FaultKind::NotRegular;
+            let hint = error.hint().filter(|_| !is_missing && !is_no_file);
+            let hint = hint.unwrap_or_else(|| "name a recipe in TOML, as `recipes/quickstart.toml`".to_owned());
+            of_file(path, format!("the recipe cannot be read: {message}"), hint)
+        })
     }
 
     /// Loads a recipe from its text; `path` says where its relative paths begin.

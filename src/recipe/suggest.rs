@@ -4,70 +4,69 @@ use super::diagnose::{listed, nearest};
 use super::plan::{TABLES, keys};
 use super::table::{RecipeKey, dotted};
 
+/// Packing saves the pads of a batch, of which there are none here.
+const NO_PACKING: &str = "leave it out: sequences of similar length share a batch, those that end leave it, and nothing is computed for pads; \
+                          `train.max_tokens_per_batch` has many short ones run together";
+
+const LORA_MODULES: &str = "name the modules in `lora.target_modules`, as `[\"q_proj\", \"v_proj\", \"down_proj\"]`";
+const ANSWERS: &str = "write `eval.generate = { metrics = [\"f1\"], samples = 16, max_new_tokens = 64 }`: answers are greedy";
+const LOGS: &str = "leave it out: every run writes `metrics.jsonl` and TensorBoard events";
+const KERNELS: &str = "leave it out: kvtune chooses its attention kernels, and how much they take at a time, by the device";
+
 /// Keys of other programs that have no counterpart of the same meaning, with their table where others have one of that name, and what to do
 /// instead.
-pub const ADVICE: &[(&[&str], &str)] = &[
-    (&["lora.kind"], "write `lora.use_dora = true` for DoRA, `lora.use_rslora = true` for rsLoRA, else leave it out"),
+pub const ADVICE: &[(&str, &str)] = &[
+    ("lora.kind", "write `lora.use_dora = true` for DoRA, `lora.use_rslora = true` for rsLoRA, else leave it out"),
+    ("lora.query", LORA_MODULES),
+    ("lora.key", LORA_MODULES),
+    ("lora.value", LORA_MODULES),
+    ("lora.projection", LORA_MODULES),
+    ("lora.mlp", LORA_MODULES),
+    ("lora.head", LORA_MODULES),
+    ("eval.max_new_tokens", ANSWERS),
+    ("evaluate_example", ANSWERS),
+    ("use_sample_metric", ANSWERS),
+    ("sample_metric_max_generated_tokens", ANSWERS),
+    ("sdpa", KERNELS),
+    ("attention_forward_temp_size_gb", KERNELS),
+    ("attention_backward_temp_size_gb", KERNELS),
+    ("cache_kwargs", "write the policy's parameters in `[kv_cache.policy.NAME]`"),
+    ("mask_prompt", "write `data.train_on_prompt`, which says the opposite"),
+    ("head_model", "write `head.kind`"),
+    ("yarn_rope", "write `model.rope_scaling = { rope_type = \"dynamic_yarn\" }`, with its further keys as in recipe.md"),
+    ("devices", "start so many ranks: `kvtune launch --nproc N -- finetune-lora …`, torchrun or SLURM"),
+    ("resume", "leave it out: `kvtune resume RUN` goes on from the last checkpoint"),
+    ("global_batch_size", "set `train.gradient_accumulation_steps` to the global batch divided by `train.micro_batch_size`"),
+    ("max_time", "limit the run by `train.max_steps`; an interrupted run can be resumed"),
     (
-        &["lora.query", "lora.key", "lora.value", "lora.projection", "lora.mlp", "lora.head"],
-        "name the modules in `lora.target_modules`, as `[\"q_proj\", \"v_proj\", \"down_proj\"]`",
-    ),
-    (
-        &["eval.max_new_tokens", "evaluate_example", "use_sample_metric", "sample_metric_max_generated_tokens"],
-        "write `eval.generate = { metrics = [\"f1\"], samples = 16, max_new_tokens = 64 }`: answers are greedy",
-    ),
-    (
-        &["sdpa", "attention_forward_temp_size_gb", "attention_backward_temp_size_gb"],
-        "leave it out: kvtune chooses its attention kernels, and how much they take at a time, by the device",
-    ),
-    (&["cache_kwargs"], "write the policy's parameters in `[kv_cache.policy.NAME]`"),
-    (&["mask_prompt"], "write `data.train_on_prompt`, which says the opposite"),
-    (&["head_model"], "write `head.kind`"),
-    (&["yarn_rope"], "write `model.rope_scaling = { rope_type = \"dynamic_yarn\" }`, with its further keys as in recipe.md"),
-    (&["devices"], "start so many ranks: `kvtune launch --nproc N -- finetune-lora …`, torchrun or SLURM"),
-    (&["resume"], "leave it out: `kvtune resume RUN` goes on from the last checkpoint"),
-    (&["global_batch_size"], "set `train.gradient_accumulation_steps` to the global batch divided by `train.micro_batch_size`"),
-    (&["max_time"], "limit the run by `train.max_steps`; an interrupted run can be resumed"),
-    (
-        &["save_total_limit"],
+        "save_total_limit",
         "set `checkpoint.intermediate_save_interval` and `intermediate_save_keep`: of these saves only the last stay",
     ),
+    ("packing", NO_PACKING),
+    ("sample_packing", NO_PACKING),
+    ("packed", NO_PACKING),
+    ("neat_packing", NO_PACKING),
+    ("padding_free", NO_PACKING),
+    ("eval_packing", NO_PACKING),
+    ("eval_sample_packing", NO_PACKING),
+    ("packing_strategy", NO_PACKING),
     (
-        &[
-            "packing",
-            "sample_packing",
-            "packed",
-            "neat_packing",
-            "padding_free",
-            "eval_packing",
-            "eval_sample_packing",
-            "packing_strategy",
-        ],
-        // Packing saves the pads of a batch, of which there are none here.
-        "leave it out: sequences of similar length share a batch, those that end leave it, and nothing is computed for pads; \
-         `train.max_tokens_per_batch` has many short ones run together",
-    ),
-    (
-        &["group_by_length"],
+        "group_by_length",
         "leave it out: a batch holds sequences of similar length in any case; `data.order` says in which order they come",
     ),
     (
-        &["datasets"],
+        "datasets",
         "list the files as `data.train = [\"a.jsonl\", \"b.jsonl\"]`, or, where they differ, write a `[[data.sets]]` table for each",
     ),
-    (&["report_to", "logger_name"], "leave it out: every run writes `metrics.jsonl` and TensorBoard events"),
+    ("report_to", LOGS),
+    ("logger_name", LOGS),
 ];
-
-/// What is said of a key of another program, by its name.
-pub(super) fn advice(written: &str) -> Option<&'static str> {
-    ADVICE.iter().find(|(names, _)| names.contains(&written)).map(|(_, advice)| *advice)
-}
 
 /// The way out of a key that `table` (dotted; empty at the top level) does not know: the table that has it, else one of its own keys, else a
 /// near one of another table, else a list of what it knows.
 pub(super) fn suggest_key(table: &str, written: &str, known: &[&str]) -> String {
-    if let Some(advice) = advice(written).or_else(|| advice(&dotted(table, written))) {
-        return advice.to_owned();
+    if let Some((_, advice)) = ADVICE.iter().find(|(name, _)| *name == written || *name == dotted(table, written)) {
+        return (*advice).to_owned();
     }
     if let Some(place) = where_it_belongs(written) {
         return place;

@@ -18,7 +18,7 @@ pub(super) fn reference() -> Vec<String> {
     ];
     let words = keys().flat_map(|(key, of)| words_of(of).map(move |(word, others)| vec![key.clone(), code(word), codes(others)]));
     let meanings = FOREIGN.iter().map(|(key, value, meaning)| vec![code(&format!("{key} = {value}")), told(meaning)]);
-    let advice = ADVICE.iter().flat_map(|(keys, advice)| keys.iter().map(move |key| vec![code(key), (*advice).to_owned()]));
+    let advice = ADVICE.iter().map(|(key, advice)| vec![code(key), (*advice).to_owned()]);
     let mut found: Vec<String> = TABLES.iter().map(|(_, keys)| table_of(keys)).collect();
     found.push(markdown(&["key", "also accepted"], names.chain(of_policy)));
     found.push(markdown(&["key", "value", "also accepted"], words));
