@@ -15,10 +15,10 @@ use super::access_log::LogLine;
 use super::body::{BodyLimits, ReadingPermit};
 use super::counters::{Counters, add};
 use super::fields::BodyFields;
-use super::job::{Answers, PromptJob};
+use super::job::{Answers, PromptJob, SHUTTING_DOWN};
 use super::options::ServeOptions;
 use super::tokens::PromptEncoder;
-use crate::generation::{GenerationRules, LikelihoodsOf, PromptLimits};
+use crate::generation::{GenerationRules, LikelihoodsOf, PromptLimits, Request};
 use crate::native::{GivenUp, apart, num_given_up};
 
 /// Requests that are read or written at a time. One that is given up keeps its place, and what it had, until it ends.
@@ -63,10 +63,11 @@ impl AppState {
         }
     }
 
-    /// Does what may take long, or works on what a client has sent, beside the connections. What goes beyond its bounds is given up, and
-    /// the server lives on.
+    /// Does what may take long, or works on what a client has sent, which then comes with a permit, beside the connections. What goes beyond
+    /// its bounds is given up, and the server lives on.
     pub(super) async fn apart<T: Send + 'static>(
         &self,
+        permit: Option<ReadingPermit>,
         work: impl FnOnce(&PromptEncoder) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let failed = |error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}"));
@@ -82,24 +83,11 @@ impl AppState {
         let place = self.in_time(async { place.await.map_err(|error| unavailable(error.to_string())) }).await?;
         let reader = Arc::clone(&self.reader);
         let work = move || {
-            let _place = place;
+            // What was read is free before others read as much.
+            let (_place, _permit) = (place, permit);
             work(&reader)
         };
         tokio::task::spawn_blocking(|| apart(work)).await.map_err(failed)?.map_err(beyond)?
-    }
-
-    /// Reads what has come with a request, likewise; what that took is free before others read as much.
-    pub(super) async fn read_apart<T: Send + 'static>(
-        &self,
-        permit: ReadingPermit,
-        work: impl FnOnce(&PromptEncoder) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let work = |reader: &PromptEncoder| {
-            let read = work(reader);
-            drop(permit);
-            read
-        };
-        self.apart(work).await
     }
 
     /// Puts prompts into the queue, all or none.
@@ -125,16 +113,16 @@ impl AppState {
         let places = self.jobs.try_reserve_many(prompts.len()).map_err(|error| {
             let message = match error {
                 TrySendError::Full(()) => "too many requests are waiting: try again later",
-                TrySendError::Closed(()) => "the server is shutting down",
+                TrySendError::Closed(()) => SHUTTING_DOWN,
             };
             refused(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message))
         })?;
         let (answers, receiver) = unbounded_channel();
         for (index, (place, prompt)) in places.zip(prompts).enumerate() {
-            let (prompt, mut rules, answers) = (prompt.clone(), rules.clone(), answers.clone());
+            let mut request = Request { samples, likelihoods, ..Request::new(prompt.clone(), rules.clone()) };
             // Equal prompts shall have different texts.
-            rules.seed = rules.seed.wrapping_add(if rules.is_seed_drawn { index as u64 } else { 0 });
-            place.send(PromptJob { prompt, rules, samples, likelihoods, index, answers });
+            request.rules.seed = rules.seed.wrapping_add(if rules.is_seed_drawn { index as u64 } else { 0 });
+            place.send(PromptJob { request, index, answers: answers.clone() });
         }
         Ok(Answers { events: receiver, line, prompts: prompts.len(), samples })
     }
