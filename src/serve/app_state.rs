@@ -99,7 +99,7 @@ impl AppState {
         likelihoods: LikelihoodsOf,
     ) -> Result<Answers, ApiError> {
         let line = LogLine::here();
-        line.add_prompt(prompts.iter().map(Vec::len).sum());
+        add(&line.prompt_tokens, prompts.iter().map(Vec::len).sum());
         let refused = |error: ApiError| {
             add(&self.counters.refused, prompts.len());
             error

@@ -7,6 +7,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use super::ApiError;
 use super::access_log::LogLine;
+use super::counters::add;
 use crate::generation::{GenerationEvent, Request, TokenLikelihood, WholeText};
 
 /// A prompt to go on from. Whose client has gone, is let go of: its sender says so.
@@ -33,7 +34,7 @@ impl Answers {
             Some((_, GenerationEvent::Failed(error))) => Err(ApiError::from(&error)),
             Some(next) => {
                 if matches!(next.1, GenerationEvent::Token { .. }) {
-                    self.line.add_new_token();
+                    add(&self.line.new_tokens, 1);
                 }
                 Ok(next)
             }
