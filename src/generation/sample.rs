@@ -4,10 +4,10 @@ use std::rc::Rc;
 
 use tch::Tensor;
 
+use super::StoppedText;
 use super::likelihood::of_logits;
 use super::request::{Continued, Finish, GenerationEvent, Request, RequestId};
 use super::sampling::{DrawPlace, TokensSoFar};
-use super::StoppedText;
 use crate::data::Tokenizer;
 use crate::engine::Session;
 use crate::units::{Fault, FaultKind};

@@ -18,7 +18,7 @@ use super::fields::BodyFields;
 use super::job::{Answers, PromptJob, SHUTTING_DOWN};
 use super::options::ServeOptions;
 use super::tokens::PromptEncoder;
-use crate::generation::{GenerationRules, LikelihoodsOf, PromptLimits, Request};
+use crate::generation::{self, GenerationRules, LikelihoodsOf, PromptLimits};
 use crate::native::{GivenUp, apart, num_given_up};
 
 /// Requests that are read or written at a time. One that is given up keeps its place, and what it had, until it ends.
@@ -119,7 +119,8 @@ impl AppState {
         })?;
         let (answers, receiver) = unbounded_channel();
         for (index, (place, prompt)) in places.zip(prompts).enumerate() {
-            let mut request = Request { samples, likelihoods, ..Request::new(prompt.clone(), rules.clone()) };
+            let own = generation::Request::new(prompt.clone(), rules.clone());
+            let mut request = generation::Request { samples, likelihoods, ..own };
             // Equal prompts shall have different texts.
             request.rules.seed = rules.seed.wrapping_add(if rules.is_seed_drawn { index as u64 } else { 0 });
             place.send(PromptJob { request, index, answers: answers.clone() });

@@ -92,7 +92,8 @@ impl WrittenTexts {
         if let Some(first) = read {
             let (whole, first) = (begin.elapsed().as_secs_f64(), first.as_secs_f64());
             let prompts = self.texts.iter().filter(|text| text.sample == 0).map(|text| text.prompt_tokens);
-            let (prompt, new) = (counted(prompts.sum(), "token"), self.texts.iter().map(|text| text.written.ids.len()).sum::<usize>());
+            let (prompt, new) =
+                (counted(prompts.sum(), "token"), self.texts.iter().map(|text| text.written.ids.len()).sum::<usize>());
             let speed = new as f64 / (whole - first).max(1e-9);
             console::note(&format!("{prompt} read, the first prompt in {first:.2} s; {new} written, {speed:.1} per second"));
         }
