@@ -16,7 +16,6 @@ use crate::model::{CapturedLayers, Model};
 use crate::native::cuda::on_device;
 use crate::units::Fault;
 
-/// Carries out requests, a step at a time.
 pub struct Generator<'a> {
     engine: &'a Engine,
     model: &'a Model,
@@ -47,7 +46,6 @@ struct Prefill {
 }
 
 impl<'a> Generator<'a> {
-    /// For a model with its engine; `width` texts go on at the same time.
     pub fn new(engine: &'a Engine, model: &'a Model, tokenizer: Option<&'a Tokenizer>, width: usize) -> Self {
         Self {
             engine,
@@ -68,13 +66,11 @@ impl<'a> Generator<'a> {
         Self { initial_parts, ..self }
     }
 
-    /// Where the initial part of a prompt is, if the policy keeps it.
     fn initial_part(&self, prompt: &[u32]) -> Result<Option<(usize, usize)>, Fault> {
         let found = self.initial_parts.map(|finder| finder.of(prompt)).transpose()?;
         Ok(found.map(|range| (range.start, range.end)))
     }
 
-    /// Takes a request, or says why not.
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, Fault> {
         let limit = self.check(&request)?;
         let id = RequestId(self.next_request);
@@ -111,7 +107,6 @@ impl<'a> Generator<'a> {
         Some(Continued { session, ids })
     }
 
-    /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
     }

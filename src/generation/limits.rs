@@ -8,7 +8,6 @@ use crate::units::{Fault, FaultKind};
 /// What a model can read.
 #[derive(Clone, Copy, Debug)]
 pub struct PromptLimits {
-    /// Token ids are below this.
     pub vocab_size: usize,
     /// Tokens of prompt and answer together that the model is made for, and that the cache holds.
     pub longest: usize,

@@ -4,7 +4,6 @@ use super::{GenerationRules, TokenLikelihood};
 use crate::engine::{Session, Settings};
 use crate::units::{Fault, named};
 
-/// A number that a generator gives to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
@@ -51,7 +50,6 @@ pub struct LikelihoodsOf {
     pub prompt: Option<usize>,
 }
 
-/// Something that a generator tells of a request.
 pub enum GenerationEvent {
     /// The prompt has been read. Has the likelihoods of all its tokens but the first, where they are asked for.
     Prompt(Vec<TokenLikelihood>),

@@ -9,7 +9,7 @@ use crate::engine::Settings;
 use crate::model::{ModelConfig, PackedSize, PackedSizes, TrainedPart, kind_of, sizes_of_weights};
 use crate::ops::attention::accumulation_kind;
 use crate::ops::linear::{TILE, UNPACKING_BYTES};
-use crate::optim::update_bytes;
+use crate::optim::{bytes_of_state, update_bytes};
 use crate::recipe::{Offload, Recipe};
 use crate::store::copies_are_async;
 use crate::units::Bytes;
@@ -210,7 +210,7 @@ impl<'a> StepSpec<'a> {
             self.num_trained()
         };
         let master = if self.trains_weights() && self.is_narrow() { self.wide() } else { 0 };
-        let widened = self.recipe.optimizer.bytes_of_state() * self.wide() as f64 / 4.0;
+        let widened = bytes_of_state(&self.recipe.optimizer) * self.wide() as f64 / 4.0;
         Bytes((numbers as f64 * (widened + master as f64)).ceil() as u64)
     }
 }

@@ -44,7 +44,6 @@ impl LogLine {
         })
     }
 
-    /// The line of the request that this task answers.
     pub(super) fn here() -> Arc<Self> {
         LINE.try_with(Arc::clone).unwrap_or_else(|_| Self::new(None))
     }

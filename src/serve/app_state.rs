@@ -32,7 +32,6 @@ pub(super) struct AppState {
     pub(super) prompts: PromptLimits,
     pub(super) jobs: Sender<PromptJob>,
     pub(super) bodies: BodyLimits,
-    /// For what is done apart.
     pub(super) places: Arc<Semaphore>,
     pub(super) counters: Arc<Counters>,
 }
@@ -138,12 +137,10 @@ impl AppState {
         self.prompts.check(prompt, rules).map(|_| ()).map_err(|error| ApiError::from(&error))
     }
 
-    /// Waits no longer than a request may take.
     pub(super) async fn in_time<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
         timeout_at(self.deadline(), work).await.map_err(|_| self.timed_out())?
     }
 
-    /// When the request that is being answered has taken as long as it may.
     pub(super) fn deadline(&self) -> Instant {
         LogLine::here().began + self.options.timeout
     }

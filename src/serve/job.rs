@@ -52,7 +52,6 @@ pub(super) struct PromptTexts {
     pub(super) texts: Vec<WholeText>,
 }
 
-/// Waits for all texts of all prompts.
 pub(super) async fn gather(mut answers: Answers) -> Result<Vec<PromptTexts>, ApiError> {
     let none_yet = PromptTexts { likelihoods: Vec::new(), texts: vec![WholeText::default(); answers.samples] };
     let mut all = vec![none_yet; answers.prompts];
