@@ -72,7 +72,7 @@ impl<'a> Generator<'a> {
     }
 
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, Fault> {
-        let limit = self.check(&request)?;
+        let limit = self.limits.check(&request.prompt, &request.rules)?;
         let id = RequestId(self.next_request);
         self.next_request += 1;
         if request.session.as_ref().is_some_and(|session| session.num_tokens() >= request.prompt.len()) {
@@ -137,11 +137,6 @@ impl<'a> Generator<'a> {
             self.fail_all(error, &mut events);
         }
         events
-    }
-
-    /// The most tokens that a request is answered with, or why it is refused.
-    pub fn check(&self, request: &Request) -> Result<usize, Fault> {
-        self.limits.check(&request.prompt, &request.rules)
     }
 
     /// Reads on in the first prompt that waits.
@@ -220,7 +215,7 @@ impl<'a> Generator<'a> {
 
     /// A session that has read all of `ids`, to be kept: as the beginning of prompts of any length.
     pub fn read(&self, ids: &[u32]) -> Result<Session, Fault> {
-        self.check(&Request::new(ids.to_vec(), GenerationRules { max_new_tokens: Some(1), ..GenerationRules::default() }))?;
+        self.limits.check(ids, &GenerationRules { max_new_tokens: Some(1), ..GenerationRules::default() })?;
         let longest = self.longest_kept().ok_or_else(rotates_by_length)?;
         let mut session = self.session(ids.len(), longest, None, self.initial_part(ids)?.into_iter().collect())?;
         session.extend(self.engine, self.model, &row(ids, self.model.device()), None)?;
