@@ -104,7 +104,7 @@ impl Serve {
             template,
             used.recipe.data.chat.variables()?,
             data::special_tokens(path)?,
-            max_prompt.min(generator.limits().most),
+            max_prompt.min(generator.limits.most),
         );
         let options = ServeOptions {
             name: self.served_name.clone().or_else(|| self.model.name()).unwrap_or_else(|| "model".to_owned()),

@@ -3,51 +3,25 @@
 use tch::Tensor;
 
 use crate::store::{Store, bytes_of};
-use crate::units::Bytes;
+use crate::units::{Bytes, named};
 
-/// The parts of a step's memory. The engine tells of gradients, caches and both stores; the others are known outside of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryPart {
-    Weights,
-    OptimizerState,
-    /// Gradients of what is trained.
-    Gradients,
-    /// Keys, values, positions and notes of all layers, with dK and dV of the current layer band.
-    KvCache,
-    /// Overwritten entries, where they wait and in the current cell, and the choices.
-    UndoLog,
-    /// Hidden states at the borders of layer bands, and attention outputs that wait for their cells.
-    LayerCheckpoints,
-    /// Graphs of cells, hidden states and their gradients on their way, and temporary tensors.
-    Activations,
-    /// All that is not a tensor: the program, its libraries, and what allocators keep.
-    Process,
-}
-
-impl MemoryPart {
-    pub const ALL: [Self; 8] = [
-        Self::Weights,
-        Self::OptimizerState,
-        Self::Gradients,
-        Self::KvCache,
-        Self::UndoLog,
-        Self::LayerCheckpoints,
-        Self::Activations,
-        Self::Process,
-    ];
-
-    /// The name in tables and keys.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Weights => "weights",
-            Self::OptimizerState => "optimizer state",
-            Self::Gradients => "gradients",
-            Self::KvCache => "KV cache",
-            Self::UndoLog => "undo log",
-            Self::LayerCheckpoints => "layer checkpoints",
-            Self::Activations => "activations",
-            Self::Process => "process",
-        }
+named! {
+    /// The parts of a step's memory. The engine tells of gradients, caches and both stores; the others are known outside of it.
+    pub enum MemoryPart {
+        Weights = "weights",
+        OptimizerState = "optimizer state",
+        /// Gradients of what is trained.
+        Gradients = "gradients",
+        /// Keys, values, positions and notes of all layers, with dK and dV of the current layer band.
+        KvCache = "KV cache",
+        /// Overwritten entries, where they wait and in the current cell, and the choices.
+        UndoLog = "undo log",
+        /// Hidden states at the borders of layer bands, and attention outputs that wait for their cells.
+        LayerCheckpoints = "layer checkpoints",
+        /// Graphs of cells, hidden states and their gradients on their way, and temporary tensors.
+        Activations = "activations",
+        /// All that is not a tensor: the program, its libraries, and what allocators keep.
+        Process = "process",
     }
 }
 

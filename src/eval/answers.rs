@@ -8,7 +8,7 @@ use super::{AnswerFile, ScoredAnswer};
 use crate::data::{Dataset, Question};
 use crate::dist::ProcessGroup;
 use crate::files;
-use crate::generation::{Finish, GenerationEvent, GenerationRules, Generator, Request, RequestId};
+use crate::generation::{Finish, GenerationEvent, GenerationRules, Generator, Request, RequestId, WholeText};
 use crate::metrics::Metric;
 use crate::units::Fault;
 
@@ -32,9 +32,7 @@ const ROUND: usize = 8;
 struct Pending {
     request: RequestId,
     question: Question,
-    ids: Vec<u32>,
-    text: String,
-    finish: Option<Finish>,
+    written: WholeText,
     prompt_hash: String,
     /// What came before the answer was asked for.
     thoughts: Option<String>,
@@ -101,7 +99,7 @@ fn write(
         // Some wait, so that a text that ends early leaves no gap. Those that have ended wait for a longer one before them, but not all of them:
         // what waits is lost with the process.
         while pending.len() < ROUND * spec.width
-            && pending.iter().filter(|pending| pending.finish.is_none()).count() < 2 * spec.width
+            && pending.iter().filter(|pending| pending.written.reason.is_none()).count() < 2 * spec.width
             && let Some(question) = questions.next().transpose()?
         {
             pending.push_back(submit(generator, question, spec)?);
@@ -115,13 +113,13 @@ fn write(
         for (request, event) in generator.step() {
             take(request, event, &mut pending)?;
         }
-        for thinking in pending.iter_mut().filter(|pending| pending.finish.is_some()) {
-            if let Some(question) = dataset.following(&thinking.question, &thinking.text)? {
-                let (text, hash) = (std::mem::take(&mut thinking.text), std::mem::take(&mut thinking.prompt_hash));
+        for thinking in pending.iter_mut().filter(|pending| pending.written.reason.is_some()) {
+            if let Some(question) = dataset.following(&thinking.question, &thinking.written.text)? {
+                let (text, hash) = (std::mem::take(&mut thinking.written.text), std::mem::take(&mut thinking.prompt_hash));
                 *thinking = Pending { thoughts: Some(text), prompt_hash: hash, ..submit(generator, question, spec)? };
             }
         }
-        while pending.front().is_some_and(|first| first.finish.is_some()) {
+        while pending.front().is_some_and(|first| first.written.reason.is_some()) {
             let Some(done) = pending.pop_front() else { break };
             hand_on(scored(done, spec)?)?;
         }
@@ -142,7 +140,7 @@ fn submit(generator: &mut Generator<'_>, question: Question, spec: &AnswerSpec) 
     let failed = |error| unanswered(question.sample, error);
     let request = generator.submit(request).map_err(failed)?;
     let prompt_hash = prompt_hash(&question);
-    Ok(Pending { request, question, ids: Vec::new(), text: String::new(), finish: None, prompt_hash, thoughts: None })
+    Ok(Pending { request, question, written: WholeText::default(), prompt_hash, thoughts: None })
 }
 
 fn unanswered(sample: u64, error: Fault) -> Fault {
@@ -153,26 +151,21 @@ fn unanswered(sample: u64, error: Fault) -> Fault {
 
 fn take(request: RequestId, event: GenerationEvent, pending: &mut VecDeque<Pending>) -> Result<(), Fault> {
     let own = pending.iter_mut().find(|pending| pending.request == request);
-    let Some(own) = own else { return if let GenerationEvent::Failed(error) = event { Err(error) } else { Ok(()) } };
-    match event {
-        GenerationEvent::Prompt(_) | GenerationEvent::Border(_) => {}
-        GenerationEvent::Token { id, text, .. } => {
-            own.ids.push(id);
-            own.text.push_str(&text);
+    match (own, event) {
+        (Some(own), GenerationEvent::Failed(error)) => return Err(unanswered(own.question.sample, error)),
+        (None, GenerationEvent::Failed(error)) => return Err(error),
+        (Some(own), event) => {
+            own.written.add(event);
         }
-        GenerationEvent::Finished { text, reason, .. } => {
-            own.text.push_str(&text);
-            own.finish = Some(reason);
-        }
-        GenerationEvent::Failed(error) => return Err(unanswered(own.question.sample, error)),
+        (None, _) => {}
     }
     Ok(())
 }
 
 fn scored(done: Pending, spec: &AnswerSpec) -> Result<ScoredAnswer, Fault> {
-    let Pending { question, ids, text, finish, prompt_hash, thoughts, .. } = done;
+    let Pending { question, written, prompt_hash, thoughts, .. } = done;
     // What of the prompt the first token has brought is no part of the answer.
-    let text = text.strip_prefix(&question.border).map_or_else(|| text.clone(), str::to_owned);
+    let text = written.text.strip_prefix(&question.border).unwrap_or(&written.text).to_owned();
     let mut scores = BTreeMap::new();
     for &metric in &spec.metrics {
         // What the prompt has begun belongs to the reply in which the choice is looked for.
@@ -195,8 +188,8 @@ fn scored(done: Pending, spec: &AnswerSpec) -> Result<ScoredAnswer, Fault> {
         thoughts,
         prediction: text,
         references: question.references,
-        token_ids: ids,
-        finish_reason: finish.map_or("", Finish::name).to_owned(),
+        token_ids: written.ids,
+        finish_reason: written.reason.map_or("", Finish::name).to_owned(),
         scores,
         groups: question.groups,
     })

@@ -1,29 +1,27 @@
 //! Many requests through one model: a prompt is read column by column, its texts go on token by token, side by side with others; who has
 //! finished leaves, who waits enters.
 
-use super::empty_prompt;
-use super::rotates_by_length;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::rc::Rc;
 
 use tch::{Device, Tensor};
 
 use super::likelihood::{likelihoods, next_logits};
 use super::request::{Continued, GenerationEvent, Request, RequestId};
 use super::sample::Sample;
-use super::{GenerationRules, PromptLimits, StoppedText, TokenLikelihood};
+use super::{GenerationRules, PromptLimits, StoppedText, TokenLikelihood, empty_prompt, rotates_by_length};
 use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::{Engine, HiddenSink, Session, SessionSpec, Settings, decode_step, guarded};
 use crate::model::{CapturedLayers, Model};
 use crate::native::cuda::on_device;
 use crate::units::Fault;
 
-/// Carries out requests, a step at a time.
 pub struct Generator<'a> {
     engine: &'a Engine,
     model: &'a Model,
     tokenizer: Option<&'a Tokenizer>,
-    limits: PromptLimits,
+    /// What a prompt must keep to.
+    pub limits: PromptLimits,
     /// What finds the initial part of a prompt, for a policy that keeps it.
     initial_parts: Option<&'a InitialPartFinder>,
     /// Texts that go on at the same time.
@@ -40,13 +38,14 @@ struct Prefill {
     id: RequestId,
     request: Request,
     limit: usize,
+    /// Tokens that its session had read at first, if it is of use.
+    reused: usize,
     likelihoods: Vec<TokenLikelihood>,
     /// Tokens of the column that was read last.
     last_column: usize,
 }
 
 impl<'a> Generator<'a> {
-    /// For a model with its engine; `width` texts go on at the same time.
     pub fn new(engine: &'a Engine, model: &'a Model, tokenizer: Option<&'a Tokenizer>, width: usize) -> Self {
         Self {
             engine,
@@ -67,19 +66,13 @@ impl<'a> Generator<'a> {
         Self { initial_parts, ..self }
     }
 
-    pub fn writes_text(&self) -> bool {
-        self.tokenizer.is_some()
-    }
-
-    /// Where the initial part of a prompt is, if the policy keeps it.
     fn initial_part(&self, prompt: &[u32]) -> Result<Option<(usize, usize)>, Fault> {
         let found = self.initial_parts.map(|finder| finder.of(prompt)).transpose()?;
         Ok(found.map(|range| (range.start, range.end)))
     }
 
-    /// Takes a request, or says why not.
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, Fault> {
-        let limit = self.check(&request)?;
+        let limit = self.limits.check(&request.prompt, &request.rules)?;
         let id = RequestId(self.next_request);
         self.next_request += 1;
         if request.session.as_ref().is_some_and(|session| session.num_tokens() >= request.prompt.len()) {
@@ -90,14 +83,14 @@ impl<'a> Generator<'a> {
         }
         // One that keeps another part of the prompt is of no use.
         request.session.take_if(|session| session.spec().initial.first() != request.initial.as_ref());
-        self.waiting.push_back(Prefill { id, request, limit, likelihoods: Vec::new(), last_column: 0 });
+        let reused = request.session.as_ref().map_or(0, Session::num_tokens);
+        self.waiting.push_back(Prefill { id, request, limit, reused, likelihoods: Vec::new(), last_column: 0 });
         Ok(id)
     }
 
-    /// Tokens of the prompt of a request that waits which a session has read, if it is of use.
+    /// Tokens of the prompt of a request that waits which a session had read before.
     pub fn num_read(&self, id: RequestId) -> usize {
-        let prefill = self.waiting.iter().find(|prefill| prefill.id == id);
-        prefill.and_then(|prefill| prefill.request.session.as_ref()).map_or(0, Session::num_tokens)
+        self.waiting.iter().find(|prefill| prefill.id == id).map_or(0, |prefill| prefill.reused)
     }
 
     /// Lets go of a request, wherever it stands.
@@ -114,7 +107,6 @@ impl<'a> Generator<'a> {
         Some(Continued { session, ids })
     }
 
-    /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
     }
@@ -145,11 +137,6 @@ impl<'a> Generator<'a> {
             self.fail_all(error, &mut events);
         }
         events
-    }
-
-    /// The most tokens that a request is answered with, or why it is refused.
-    pub fn check(&self, request: &Request) -> Result<usize, Fault> {
-        self.limits.check(&request.prompt, &request.rules)
     }
 
     /// Reads on in the first prompt that waits.
@@ -222,18 +209,13 @@ impl<'a> Generator<'a> {
         (!self.model.config().rotates_by_length()).then_some(self.limits.longest)
     }
 
-    /// What a prompt must keep to.
-    pub fn limits(&self) -> PromptLimits {
-        self.limits
-    }
-
     pub fn settings(&self) -> &'a Settings {
         self.engine.settings()
     }
 
     /// A session that has read all of `ids`, to be kept: as the beginning of prompts of any length.
     pub fn read(&self, ids: &[u32]) -> Result<Session, Fault> {
-        self.check(&Request::new(ids.to_vec(), GenerationRules { max_new_tokens: Some(1), ..GenerationRules::default() }))?;
+        self.limits.check(ids, &GenerationRules { max_new_tokens: Some(1), ..GenerationRules::default() })?;
         let longest = self.longest_kept().ok_or_else(rotates_by_length)?;
         let mut session = self.session(ids.len(), longest, None, self.initial_part(ids)?.into_iter().collect())?;
         session.extend(self.engine, self.model, &row(ids, self.model.device()), None)?;
@@ -256,23 +238,21 @@ impl<'a> Generator<'a> {
 
     /// The texts of a prompt that has been read begin.
     fn begin(&mut self, prefill: Prefill, events: &mut Vec<(RequestId, GenerationEvent)>) -> Result<(), Fault> {
-        let Prefill { id, mut request, limit, likelihoods, .. } = prefill;
+        let Prefill { id, mut request, limit, reused, likelihoods, .. } = prefill;
         let Some(session) = request.session.take() else { return Ok(()) };
-        let (rules, tokenizer) = (Arc::new(request.rules), self.tokenizer);
+        let (asked, tokenizer) = (Rc::new(request), self.tokenizer);
         let sample = |index, session| Sample {
             request: id,
             index,
             session,
-            ids: request.prompt.clone(),
-            num_prompt: request.prompt.len(),
+            ids: asked.prompt.clone(),
+            reused,
             limit,
-            rules: rules.clone(),
-            text: StoppedText::new(rules.stop.clone(), tokenizer, &request.prompt),
-            num_likely: request.likelihoods.new_tokens,
-            keeps_session: request.keeps_session.is_some(),
+            asked: asked.clone(),
+            text: StoppedText::new(asked.rules.stop.clone(), tokenizer, &asked.prompt),
         };
-        let mut samples = Vec::with_capacity(request.samples);
-        for index in 1..request.samples {
+        let mut samples = Vec::with_capacity(asked.samples);
+        for index in 1..asked.samples {
             samples.push(sample(index, session.fork()?));
         }
         samples.insert(0, sample(0, session));

@@ -5,11 +5,9 @@ use tch::{Device, Kind, Tensor, no_grad};
 use crate::model::Model;
 use crate::native::cuda::on_device;
 
-/// How likely a token is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLikelihood {
     pub id: u32,
-    /// The logarithm of its probability.
     pub log_probability: f32,
     /// The most likely tokens with their log-probabilities, descending.
     pub most_likely: Vec<(u32, f32)>,

@@ -1,7 +1,6 @@
 //! What a prompt must keep to, so that the model can go on from it.
 
-use super::GenerationRules;
-use super::empty_prompt;
+use super::{GenerationRules, empty_prompt};
 use crate::engine::Settings;
 use crate::model::ModelConfig;
 use crate::units::{Fault, FaultKind};
@@ -9,7 +8,6 @@ use crate::units::{Fault, FaultKind};
 /// What a model can read.
 #[derive(Clone, Copy, Debug)]
 pub struct PromptLimits {
-    /// Token ids are below this.
     pub vocab_size: usize,
     /// Tokens of prompt and answer together that the model is made for, and that the cache holds.
     pub longest: usize,
@@ -43,17 +41,16 @@ impl PromptLimits {
         let limit = if rules.max_new_tokens.is_none() { asked.min(room) } else { asked };
         if limit == 0 || limit > room {
             let (read, new) = (prompt.len(), limit.max(1));
-            let of = if self.cache_is_shorter { "slots of a cache that evicts nothing" } else { "positions of the model" };
+            let (of, remedy) = if self.cache_is_shorter {
+                ("slots of a cache that evicts nothing", "raise `kv_cache.cache_length`")
+            } else {
+                ("positions of the model", "scale the rotary embeddings with `model.rope_scaling`")
+            };
             let message = match rules.max_length.filter(|_| asked == 0) {
                 Some(length) => format!("a prompt of {read} tokens leaves no token for a text: together they may have {length}"),
                 None => format!("a prompt of {read} tokens and {new} new ones are more than the {most} {of}"),
             };
-            let hint = if self.cache_is_shorter {
-                "shorten the prompt, ask for fewer tokens with `--max-new-tokens`, or raise `kv_cache.cache_length`"
-            } else {
-                "shorten the prompt, ask for fewer tokens with `--max-new-tokens`, or scale the rotary embeddings with \
-                 `model.rope_scaling`"
-            };
+            let hint = format!("shorten the prompt, ask for fewer tokens with `--max-new-tokens`, or {remedy}");
             return Err(Fault::usage(message, hint).of_kind(FaultKind::ContextLength));
         }
         if !self.has_text && !rules.stop.is_empty() {

@@ -1,6 +1,5 @@
 //! Texts from a model through the cache that it was trained with: sampling, stop strings, many requests at a time, sessions on disk.
 
-mod beginning;
 mod generator;
 mod likelihood;
 mod limits;
@@ -13,11 +12,12 @@ mod stop;
 
 use crate::units::{Fault, FaultKind};
 
-pub use beginning::{at_beginning, can_begin, shared_tokens};
 pub use generator::Generator;
 pub use likelihood::TokenLikelihood;
 pub use limits::PromptLimits;
-pub use request::{Continued, Finish, GenerationEvent, LikelihoodsOf, Request, RequestId};
+pub use request::{
+    Continued, Finish, GenerationEvent, LikelihoodsOf, Request, RequestId, WholeText, at_beginning, can_begin, shared_tokens,
+};
 pub use rules::GenerationRules;
 pub use sampling::{Candidate, DrawPlace, SamplingRules, TokensSoFar, probabilities};
 pub use session_file::{SavedSession, SessionIdentity};

@@ -1,10 +1,9 @@
 //! What is asked of a generator, and what it tells.
 
 use super::{GenerationRules, TokenLikelihood};
-use crate::engine::Session;
-use crate::units::Fault;
+use crate::engine::{Session, Settings};
+use crate::units::{Fault, named};
 
-/// A number that a generator gives to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
@@ -51,7 +50,6 @@ pub struct LikelihoodsOf {
     pub prompt: Option<usize>,
 }
 
-/// Something that a generator tells of a request.
 pub enum GenerationEvent {
     /// The prompt has been read. Has the likelihoods of all its tokens but the first, where they are asked for.
     Prompt(Vec<TokenLikelihood>),
@@ -73,28 +71,52 @@ pub enum GenerationEvent {
         reason: Finish,
         /// Entries that have left its caches, by KV head and layer.
         evicted: usize,
+        /// Tokens of its prompt that a session had read before.
+        reused: usize,
         session: Option<Box<Continued>>,
     },
     /// The request could not be carried out; nothing more comes of it.
     Failed(Fault),
 }
 
-/// Why a text has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// An end token or a stop string has come.
-    Stop,
-    /// There are as many tokens as were asked for.
-    Length,
+named! {
+    /// Why a text has ended, by the `finish_reason` of OpenAI's API.
+    pub enum Finish {
+        /// An end token or a stop string has come.
+        Stop = "stop",
+        /// There are as many tokens as were asked for.
+        Length = "length",
+    }
 }
 
-impl Finish {
-    /// The `finish_reason` of OpenAI's API.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Length => "length",
+/// A text, as far as it has been told.
+#[derive(Clone, Debug, Default)]
+pub struct WholeText {
+    pub ids: Vec<u32>,
+    pub text: String,
+    pub likelihoods: Vec<TokenLikelihood>,
+    pub reason: Option<Finish>,
+    pub evicted: usize,
+    pub reused: usize,
+}
+
+impl WholeText {
+    /// Adds a token of it, or its end; returns the text that this brings.
+    pub fn add(&mut self, event: GenerationEvent) -> &str {
+        let told = self.text.len();
+        match event {
+            GenerationEvent::Token { id, text, likelihood, .. } => {
+                self.ids.push(id);
+                self.text.push_str(&text);
+                self.likelihoods.extend(likelihood);
+            }
+            GenerationEvent::Finished { text, reason, evicted, reused, .. } => {
+                self.text.push_str(&text);
+                (self.reason, self.evicted, self.reused) = (Some(reason), evicted, reused);
+            }
+            GenerationEvent::Prompt(_) | GenerationEvent::Border(_) | GenerationEvent::Failed(_) => {}
         }
+        &self.text[told..]
     }
 }
 
@@ -103,4 +125,27 @@ pub struct Continued {
     pub session: Session,
     /// All tokens, with the last, which the session is yet to read.
     pub ids: Vec<u32>,
+}
+
+/// How many tokens of a prompt need not be read by a session that has read `read`: all of these, if the prompt begins with them and goes on.
+/// Where nothing leaves a cache, a session that has read something else behind the common beginning goes back to the last whole chunk.
+pub fn shared_tokens(settings: &Settings, read: &[u32], prompt: &[u32]) -> usize {
+    let before_last = &prompt[..prompt.len().saturating_sub(1)];
+    let shared = read.iter().zip(before_last).take_while(|(read, asked)| read == asked).count();
+    match shared {
+        all if all == read.len() => all,
+        some if settings.keeps_all_exactly() => some - some % settings.chunk_size(),
+        _ => 0,
+    }
+}
+
+/// Whether a session can go back to where it had read `tokens` tokens.
+pub fn can_begin(session: &Session, tokens: usize) -> bool {
+    tokens > 0 && (session.num_tokens() == tokens || session.can_crop(tokens))
+}
+
+/// The session where it had read `tokens` tokens, if it can go back there.
+pub fn at_beginning(mut session: Session, tokens: usize) -> Option<Session> {
+    let stands_there = tokens > 0 && (session.num_tokens() == tokens || session.crop(tokens));
+    stands_there.then_some(session)
 }

@@ -1,13 +1,13 @@
 //! A text that is being written, token by token.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
 use tch::Tensor;
 
+use super::StoppedText;
 use super::likelihood::of_logits;
-use super::request::{Continued, Finish, GenerationEvent, RequestId};
+use super::request::{Continued, Finish, GenerationEvent, Request, RequestId};
 use super::sampling::{DrawPlace, TokensSoFar};
-use super::{GenerationRules, StoppedText};
 use crate::data::Tokenizer;
 use crate::engine::Session;
 use crate::units::{Fault, FaultKind};
@@ -18,12 +18,11 @@ pub(super) struct Sample {
     pub(super) index: usize,
     pub(super) session: Session,
     pub(super) ids: Vec<u32>,
-    pub(super) num_prompt: usize,
+    pub(super) reused: usize,
     pub(super) limit: usize,
-    pub(super) rules: Arc<GenerationRules>,
+    /// What was asked for, without its session.
+    pub(super) asked: Rc<Request>,
     pub(super) text: StoppedText,
-    pub(super) num_likely: Option<usize>,
-    pub(super) keeps_session: bool,
 }
 
 impl Sample {
@@ -33,8 +32,8 @@ impl Sample {
         // A stop string may be complete only with what is handed out last.
         let reason = if self.text.has_stopped { Finish::Stop } else { reason };
         let evicted = self.session.entries().1;
-        let session = self.keeps_session.then(|| Box::new(Continued { session: self.session, ids: self.ids }));
-        Ok(GenerationEvent::Finished { sample: self.index, text, reason, evicted, session })
+        let session = self.asked.keeps_session.map(|_| Box::new(Continued { session: self.session, ids: self.ids }));
+        Ok(GenerationEvent::Finished { sample: self.index, text, reason, evicted, reused: self.reused, session })
     }
 
     /// Chooses the next token by its logits `(V,)`; where the text ends with it, says why.
@@ -43,10 +42,11 @@ impl Sample {
         logits_v: &Tensor,
         tokenizer: Option<&Tokenizer>,
     ) -> Result<(GenerationEvent, Option<Finish>), Fault> {
-        let rules = self.rules.clone();
+        let asked = self.asked.clone();
+        let (rules, num_prompt) = (&asked.rules, asked.prompt.len());
         let mut logits: Vec<f32> = Vec::try_from(logits_v).unwrap_or_default();
-        let so_far = TokensSoFar { ids: &self.ids, num_prompt: self.num_prompt, eos: &rules.eos };
-        let step = (self.ids.len() - self.num_prompt) as u64;
+        let so_far = TokensSoFar { ids: &self.ids, num_prompt, eos: &rules.eos };
+        let step = (self.ids.len() - num_prompt) as u64;
         let place = DrawPlace { seed: rules.seed, sample: self.index as u64, step };
         let id = rules.sampling.choose(&mut logits, so_far, place).ok_or_else(|| {
             let message = "no token can come next: the rules forbid all of them, or the model's logits are not finite";
@@ -59,11 +59,11 @@ impl Sample {
             Some(tokenizer) if !is_end => self.text.push(tokenizer, id)?,
             _ => String::new(),
         };
-        let likelihood = self.num_likely.and_then(|top| of_logits(&logits_v.unsqueeze(0), &[id], top).pop());
+        let likelihood = asked.likelihoods.new_tokens.and_then(|top| of_logits(&logits_v.unsqueeze(0), &[id], top).pop());
         let end = if is_end || self.text.has_stopped {
             Some(Finish::Stop)
         } else {
-            (self.ids.len() == self.num_prompt + self.limit).then_some(Finish::Length)
+            (self.ids.len() == num_prompt + self.limit).then_some(Finish::Length)
         };
         Ok((GenerationEvent::Token { sample: self.index, id, text, likelihood }, end))
     }

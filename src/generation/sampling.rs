@@ -173,10 +173,8 @@ impl SamplingRules {
 
 /// The first of the highest logits.
 fn most_likely(logits: &[f32]) -> Option<u32> {
-    let is_higher = |best: Option<usize>, logit: f32| best.is_none_or(|best: usize| logit > logits[best]);
     let possible = logits.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY);
-    let best = possible.fold(None, |best, (id, logit)| if is_higher(best, *logit) { Some(id) } else { best });
-    best.map(|id| id as u32)
+    possible.reduce(|best, other| if other.1 > best.1 { other } else { best }).map(|(id, _)| id as u32)
 }
 
 /// How likely each is: they add up to 1.

@@ -47,7 +47,6 @@ impl SessionIdentity {
 
 /// A session that has been read back.
 pub struct SavedSession {
-    /// It goes on where it stood.
     pub session: Session,
     /// The tokens that it has read.
     pub ids: Vec<u32>,

@@ -41,47 +41,35 @@ impl StoppedText {
     /// The text that one more token adds for good. The text ends before the stop string that is complete first, of several the longest;
     /// what may still become one waits.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, Fault> {
-        let new = self.sure(tokenizer, id)?;
+        self.ids.push(id);
+        let new = self.unread(tokenizer, false)?;
         Ok(self.take(&new, false))
     }
 
     /// What is left when no more tokens come.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, Fault> {
-        let new = self.rest(tokenizer)?;
+        let new = self.unread(tokenizer, true)?;
         Ok(self.take(&new, true))
     }
 
-    /// The text that is sure with one more token.
-    fn sure(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, Fault> {
-        self.ids.push(id);
-        let text = tokenizer.decode(&self.ids[self.window..])?;
-        if text.ends_with(char::REPLACEMENT_CHARACTER) && self.ids.len() - self.read <= MAX_WAIT {
-            return Ok(String::new());
-        }
-        let new = self.behind_read(tokenizer, &text)?;
-        (self.window, self.read) = (self.read, self.ids.len());
-        Ok(new)
-    }
-
-    /// The text that was not sure.
-    fn rest(&mut self, tokenizer: &Tokenizer) -> Result<String, Fault> {
+    /// The text of the tokens that have not been handed out, as far as it is sure; all of it at the end. It is what the window's text has behind
+    /// that of the others. One byte that begins no character can make a tokenizer give up the characters before it, too: the new tokens are
+    /// then read alone.
+    fn unread(&mut self, tokenizer: &Tokenizer, is_end: bool) -> Result<String, Fault> {
         if self.read == self.ids.len() {
             return Ok(String::new());
         }
         let text = tokenizer.decode(&self.ids[self.window..])?;
-        let new = self.behind_read(tokenizer, &text)?;
-        self.read = self.ids.len();
-        Ok(new)
-    }
-
-    /// What the window's text has behind that of the tokens that have been handed out. One byte that begins no character can make a
-    /// tokenizer give up the characters before it, too: the new tokens are then read alone.
-    fn behind_read(&self, tokenizer: &Tokenizer, text: &str) -> Result<String, Fault> {
-        let told = tokenizer.decode(&self.ids[self.window..self.read])?;
-        match text.strip_prefix(&told) {
-            Some(new) => Ok(new.to_owned()),
-            None => tokenizer.decode(&self.ids[self.read..]),
+        if !is_end && text.ends_with(char::REPLACEMENT_CHARACTER) && self.ids.len() - self.read <= MAX_WAIT {
+            return Ok(String::new());
         }
+        let told = tokenizer.decode(&self.ids[self.window..self.read])?;
+        let new = match text.strip_prefix(&told) {
+            Some(new) => new.to_owned(),
+            None => tokenizer.decode(&self.ids[self.read..])?,
+        };
+        (self.window, self.read) = (self.read, self.ids.len());
+        Ok(new)
     }
 
     fn take(&mut self, new: &str, is_end: bool) -> String {

@@ -9,7 +9,7 @@ use crate::native::Allocated;
 use crate::native::cuda::{DeviceStats, pinned_stats};
 use crate::plan::StepPart;
 use crate::report::table::Table;
-use crate::units::Bytes;
+use crate::units::{Bytes, named};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MicroBatchPosition {
@@ -19,25 +19,18 @@ pub struct MicroBatchPosition {
     pub micro_batch: (usize, usize),
 }
 
-/// Which memory a table is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemorySide {
-    /// All of the process, where the CPU computes.
-    Process,
-    /// The host's memory, beside a device.
-    Host,
-    Device,
+named! {
+    /// Which memory a table is about.
+    pub enum MemorySide {
+        /// All of the process, where the CPU computes.
+        Process = "process",
+        /// The host's memory, beside a device.
+        Host = "host",
+        Device = "device",
+    }
 }
 
 impl MemorySide {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Process => "process",
-            Self::Host => "host",
-            Self::Device => "device",
-        }
-    }
-
     pub(super) fn places(self) -> &'static [MemoryPlace] {
         match self {
             Self::Process => &[MemoryPlace::Device, MemoryPlace::Host],

@@ -90,37 +90,42 @@ fn output_numbers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTa
     Ok(of_norm + addition.sum::<usize>() + above.map(|(_, [rows, columns])| rows * columns).sum::<usize>())
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TrainedPart {
-    Adapter {
-        /// The most rows of its A matrices.
-        r: usize,
-        /// The projections that have matrices in some layer.
-        targets: Vec<Projection>,
-        /// The lowest layer that the gradient of something trained passes; the number of layers where only what is behind them is trained.
-        first_layer: usize,
-        numbers: usize,
-        /// The part of `numbers` before the first layer: of the embedding, or of what is added to it.
-        embedding_numbers: usize,
-        /// The part behind the last: of the output projection, or of what scores classes.
-        output_numbers: usize,
-        has_dropout: bool,
-        /// Whether the lengths of rows are trained by themselves.
-        has_magnitudes: bool,
-    },
-    Weights,
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrainedPart {
+    /// Whether it is all weights; otherwise an adapter.
+    pub is_weights: bool,
+    /// The most rows of an adapter's A matrices.
+    pub r: usize,
+    /// The projections that have matrices of an adapter in some layer.
+    pub targets: Vec<Projection>,
+    /// The lowest layer that the gradient of something trained passes; the number of layers where only what is behind them is trained.
+    first_layer: usize,
+    pub numbers: usize,
+    /// The part of `numbers` before the first layer: of the embedding, or of what is added to it.
+    pub embedding_numbers: usize,
+    /// The part behind the last, the same as that before the first where they are tied: of the output projection, or of what scores classes.
+    pub output_numbers: usize,
+    pub has_dropout: bool,
+    /// Whether the lengths of rows are trained by themselves.
+    pub has_magnitudes: bool,
 }
 
 impl TrainedPart {
     pub fn of(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Self, Fault> {
-        let Some(lora) = lora else { return Ok(Self::Weights) };
+        let Some(lora) = lora else {
+            let [embedding_numbers, output_numbers] =
+                [config.vocab_size, config.num_scores() + 1].map(|n| n * config.hidden_size);
+            let numbers = config.num_parameters();
+            return Ok(Self { is_weights: true, numbers, embedding_numbers, output_numbers, ..Self::default() });
+        };
         let settings = peft_settings(config, lora)?;
         let (targets, copied) = (targets(config, &settings)?, copied(config, &settings)?);
         let embedding_numbers = embedding_numbers(config, &settings);
         let linears = targets.iter().map(|target| &target.linear.name);
         let layers = linears.chain(copied.iter().map(|(name, _)| name)).filter_map(|name| layer_of(name));
         let first_layer = if embedding_numbers > 0 { 0 } else { layers.min().unwrap_or(config.num_layers()) };
-        Ok(Self::Adapter {
+        Ok(Self {
+            is_weights: false,
             r: targets.iter().map(|target| target.r).max().unwrap_or(lora.r),
             targets: Projection::among(&targets),
             numbers: trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum(),
@@ -134,6 +139,6 @@ impl TrainedPart {
 
     /// The lowest layer that a gradient passes, as [`Model::first_trained_layer`](super::Model::first_trained_layer).
     pub fn first_layer(&self) -> usize {
-        if let Self::Adapter { first_layer, .. } = self { *first_layer } else { 0 }
+        self.first_layer
     }
 }

@@ -183,7 +183,7 @@ impl LayerFootprint<'_> {
 
     /// The matrices B beside all experts, which each column lays out anew, expert by expert.
     fn laid_out(&self, spec: &ExpertsSpec) -> u64 {
-        let TrainedPart::Adapter { r, targets, .. } = self.trained else { return 0 };
+        let TrainedPart { r, targets, .. } = self.trained;
         let out = |projection: &Projection| match projection {
             Projection::Gate | Projection::Up => spec.intermediate_size,
             Projection::Down => self.hidden,
@@ -199,19 +199,15 @@ impl LayerFootprint<'_> {
 
     /// `width` numbers, if one of the projections keeps its input as it is.
     fn input_of(&self, projections: &[Projection], width: u64) -> u64 {
-        let is_kept = match self.trained {
-            TrainedPart::Weights => true,
-            // Of inputs that are dropped the rest is kept, which is the adapter's.
-            TrainedPart::Adapter { targets, has_dropout, .. } => {
-                !has_dropout && projections.iter().any(|projection| targets.contains(projection))
-            }
-        };
-        if is_kept { width } else { 0 }
+        let TrainedPart { is_weights, targets, has_dropout, .. } = self.trained;
+        // Of inputs that are dropped the rest is kept, which is the adapter's.
+        let is_kept = !has_dropout && projections.iter().any(|projection| targets.contains(projection));
+        if *is_weights || is_kept { width } else { 0 }
     }
 
     /// Bytes that an adapter's matrices keep beside some projections: r numbers, with dropout two inputs, with magnitudes the output.
     fn adapters(&self, projections: &[Projection]) -> u64 {
-        let TrainedPart::Adapter { r, targets, has_dropout, has_magnitudes, .. } = self.trained else { return 0 };
+        let TrainedPart { r, targets, has_dropout, has_magnitudes, .. } = self.trained;
         let numbers = projections.iter().filter(|projection| targets.contains(projection)).map(|projection| {
             let [out, inner] = projection.shape(self.layer, self.hidden);
             r + if *has_dropout { 2 * inner } else { 0 } + if *has_magnitudes { out } else { 0 }
@@ -221,8 +217,12 @@ impl LayerFootprint<'_> {
 
     /// Two words of 64 bits for each number that may be dropped, while that is drawn.
     fn dropout_draws(&self) -> u64 {
-        let TrainedPart::Adapter { targets, has_dropout: true, .. } = self.trained else { return 0 };
-        let inputs = targets.iter().map(|projection| projection.shape(self.layer, self.hidden)[1] as u64);
+        let inputs = self
+            .trained
+            .targets
+            .iter()
+            .filter(|_| self.trained.has_dropout)
+            .map(|projection| projection.shape(self.layer, self.hidden)[1] as u64);
         16 * inputs.max().unwrap_or(0)
     }
 

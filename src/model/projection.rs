@@ -2,44 +2,28 @@
 
 use super::LayerSpec;
 use super::targets::LoraTarget;
+use crate::units::named;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Projection {
-    Query,
-    Key,
-    Value,
-    /// From the heads back to the residual stream.
-    Output,
-    /// To all of these at once.
-    QueryKeyValue,
-    Gate,
-    /// To what the gate lets through.
-    Up,
-    GateUp,
-    /// From the MLP back to the residual stream.
-    Down,
+named! {
+    /// All of a layer's, in the order in which they are computed, by the paths of their modules inside of it.
+    pub enum Projection {
+        Query = "self_attn.q_proj",
+        Key = "self_attn.k_proj",
+        Value = "self_attn.v_proj",
+        /// To all of these at once.
+        QueryKeyValue = "self_attn.qkv_proj",
+        /// From the heads back to the residual stream.
+        Output = "self_attn.o_proj",
+        Gate = "mlp.gate_proj",
+        /// To what the gate lets through.
+        Up = "mlp.up_proj",
+        GateUp = "mlp.gate_up_proj",
+        /// From the MLP back to the residual stream.
+        Down = "mlp.down_proj",
+    }
 }
 
 impl Projection {
-    /// All of a layer's, in the order in which they are computed.
-    pub const ALL: [Self; 9] =
-        [Self::Query, Self::Key, Self::Value, Self::QueryKeyValue, Self::Output, Self::Gate, Self::Up, Self::GateUp, Self::Down];
-
-    /// The path of the module inside a layer, such as `self_attn.q_proj`.
-    fn path(self) -> &'static str {
-        match self {
-            Self::Query => "self_attn.q_proj",
-            Self::Key => "self_attn.k_proj",
-            Self::Value => "self_attn.v_proj",
-            Self::Output => "self_attn.o_proj",
-            Self::QueryKeyValue => "self_attn.qkv_proj",
-            Self::Gate => "mlp.gate_proj",
-            Self::Up => "mlp.up_proj",
-            Self::GateUp => "mlp.gate_up_proj",
-            Self::Down => "mlp.down_proj",
-        }
-    }
-
     pub fn is_of_attention_input(self) -> bool {
         matches!(self, Self::Query | Self::Key | Self::Value | Self::QueryKeyValue)
     }
@@ -57,7 +41,7 @@ impl Projection {
     /// Whether a linear's path in its layer is that of this one, or of experts.
     fn is_at(self, path: &str) -> bool {
         let end = path.rsplit('.').next().unwrap_or_default();
-        path == self.path() || path.contains("experts.") && self.expert_names().is_some_and(|names| names.contains(&end))
+        path == self.name() || path.contains("experts.") && self.expert_names().is_some_and(|names| names.contains(&end))
     }
 
     /// `[out, in]` in a layer on a residual stream of width `hidden`; nothing where the layer has no such linear. Of experts, what a token
@@ -68,7 +52,7 @@ impl Projection {
             return if self == Self::Down { [hidden, wide] } else { [wide, hidden] };
         }
         let linears = spec.linears(hidden);
-        linears.iter().find(|linear| linear.path == self.path()).map_or([0, 0], |linear| [linear.out, linear.inner])
+        linears.iter().find(|linear| linear.path == self.name()).map_or([0, 0], |linear| [linear.out, linear.inner])
     }
 
     /// The projections that are among some targets.

@@ -52,6 +52,12 @@ fn slots(recipe: &OptimizerRecipe) -> &'static [&'static str] {
     }
 }
 
+/// What the optimiser remembers of each number that it updates in f32, in bytes: its moments, and a scale for each 256 where they are in 8 bits.
+pub fn bytes_of_state(recipe: &OptimizerRecipe) -> f64 {
+    let of_moment = if recipe.name == OptimizerName::AdamW8bit { 1.0 + 4.0 / 256.0 } else { 4.0 };
+    slots(recipe).len() as f64 * of_moment
+}
+
 /// Changes the parameter and what is remembered, in place.
 fn update(mut at: Update<'_>) {
     let (name, weight_decay) = (at.recipe.name, at.recipe.decay());

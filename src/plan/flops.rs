@@ -87,10 +87,7 @@ fn parts(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -
 
 /// A token through the projections of a layer that are run.
 fn projections(spec: &StepSpec<'_>, layer: usize, is_run: impl Fn(Projection) -> bool) -> ForwardBackward {
-    let targets = match spec.trained {
-        TrainedPart::Adapter { r, targets, .. } => Some((r, targets)),
-        TrainedPart::Weights => None,
-    };
+    let TrainedPart { r, targets, .. } = spec.trained;
     let trains_weights = spec.trains_weights();
     let mut pass = ForwardBackward::default();
     for projection in Projection::ALL.into_iter().filter(|&projection| is_run(projection)) {
@@ -101,7 +98,7 @@ fn projections(spec: &StepSpec<'_>, layer: usize, is_run: impl Fn(Projection) ->
         let to_input = if is_first && !spec.trains_embedding() { 0.0 } else { 1.0 };
         pass.forward += weight;
         pass.backward += weight * (to_input + f64::from(u8::from(trains_weights)));
-        if let Some((r, _)) = targets.filter(|(_, targets)| targets.contains(&projection)) {
+        if targets.contains(&projection) {
             let (a, b) = (2.0 * (r * inner) as f64, 2.0 * (r * out) as f64);
             pass.forward += a + b;
             pass.backward += a * (1.0 + to_input) + 2.0 * b;

@@ -3,36 +3,21 @@
 use super::StepSpec;
 use crate::engine::{Event, MemoryPlace};
 use crate::recipe::Offload;
-use crate::units::Bytes;
+use crate::units::{Bytes, named};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepPart {
-    /// The forward phase, but for the head.
-    Forward,
-    /// The loss and its gradient: in the forward phase, or in the cells where all trained layers are one band.
-    Head,
-    /// The second forward of layer bands below the top one.
-    Replay,
-    /// Unwinding cells to their left border and computing them again with autograd.
-    Recompute,
-    Backward,
-    Optimizer,
-}
-
-impl StepPart {
+named! {
     /// In the order in which they come.
-    pub const ALL: [Self; 6] = [Self::Forward, Self::Head, Self::Replay, Self::Recompute, Self::Backward, Self::Optimizer];
-
-    /// The name in tables and keys.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Head => "head",
-            Self::Replay => "replay",
-            Self::Recompute => "recompute",
-            Self::Backward => "backward",
-            Self::Optimizer => "optimizer",
-        }
+    pub enum StepPart {
+        /// The forward phase, but for the head.
+        Forward = "forward",
+        /// The loss and its gradient: in the forward phase, or in the cells where all trained layers are one band.
+        Head = "head",
+        /// The second forward of layer bands below the top one.
+        Replay = "replay",
+        /// Unwinding cells to their left border and computing them again with autograd.
+        Recompute = "recompute",
+        Backward = "backward",
+        Optimizer = "optimizer",
     }
 }
 

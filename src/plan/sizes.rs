@@ -7,7 +7,7 @@ use super::StepSpec;
 use crate::cache::{CacheShape, ChunkSpan, Routing, UndoBytes, notes_per_entry};
 use crate::engine::ChunkPlan;
 use crate::head::HeadFootprint;
-use crate::model::{ColumnShape, LayerBytes, LayerFootprint, TrainedPart};
+use crate::model::{ColumnShape, LayerBytes, LayerFootprint};
 use crate::recipe::{BufferKind, full_cache_chunk_size};
 
 /// One layer in a whole step.
@@ -196,8 +196,7 @@ fn layer_columns(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &Ca
 fn of_output(spec: &StepSpec<'_>) -> u64 {
     let is_capped = spec.config.logit_soft_cap.is_some() && spec.config.num_classes.is_none();
     // More is trained behind the layers than the final norm.
-    let has_dora =
-        spec.output_numbers() > spec.hidden() && matches!(spec.trained, TrainedPart::Adapter { has_magnitudes: true, .. });
+    let has_dora = spec.output_numbers() > spec.hidden() && spec.trained.has_magnitudes;
     // The cap's backward makes a slope. In a narrow model the cap's result is kept beside its wide copy as well, which is as much again.
     let of_cap = if is_capped { spec.wide() } else { 0 };
     // What the magnitudes scale is kept, and the backward makes the gradients of both factors.

@@ -297,7 +297,7 @@ impl<'a> StepMemory<'a> {
     /// The gradient of the embedding is made; then all are clipped and applied.
     fn end(&self) -> [Moment; 2] {
         let s = self.spec;
-        let of_embedding = if s.trains_weights() { s.of_embedding() * s.wide() } else { s.embedding_gradients() };
+        let of_embedding = s.trained.embedding_numbers as u64 * s.wide();
         let mut last = self.standing(StepPart::Backward);
         let travelled = if s.trains_embedding() { self.columns.iter().map(|column| column.hidden).sum() } else { 0 };
         last.add("travelling gradients", MemoryPlace::Host, travelled);

@@ -9,7 +9,7 @@ use crate::engine::Settings;
 use crate::model::{ModelConfig, PackedSize, PackedSizes, TrainedPart, kind_of, sizes_of_weights};
 use crate::ops::attention::accumulation_kind;
 use crate::ops::linear::{TILE, UNPACKING_BYTES};
-use crate::optim::update_bytes;
+use crate::optim::{bytes_of_state, update_bytes};
 use crate::recipe::{Offload, Recipe};
 use crate::store::copies_are_async;
 use crate::units::Bytes;
@@ -74,33 +74,23 @@ impl<'a> StepSpec<'a> {
     }
 
     pub(super) fn trains_weights(&self) -> bool {
-        *self.trained == TrainedPart::Weights
+        self.trained.is_weights
     }
 
     /// Whether something before the first layer is trained, so that gradients go on below it.
     pub(super) fn trains_embedding(&self) -> bool {
-        match self.trained {
-            TrainedPart::Adapter { embedding_numbers, .. } => *embedding_numbers > 0,
-            TrainedPart::Weights => true,
-        }
+        self.trained.embedding_numbers > 0
     }
 
     /// Numbers that are trained behind the last layer.
     pub(super) fn output_numbers(&self) -> u64 {
-        match self.trained {
-            TrainedPart::Adapter { output_numbers, .. } => *output_numbers as u64,
-            TrainedPart::Weights => (self.config.num_scores() as u64 + 1) * self.hidden(),
-        }
+        self.trained.output_numbers as u64
     }
 
     /// Bytes of the gradients that are made at the end of a step alone. Of a tied embedding the head has made some of them before.
     pub(super) fn embedding_gradients(&self) -> u64 {
-        let c = self.config;
-        match self.trained {
-            TrainedPart::Adapter { embedding_numbers, .. } => *embedding_numbers as u64 * self.wide(),
-            TrainedPart::Weights if c.tie_word_embeddings && !c.has_score => 0,
-            TrainedPart::Weights => self.of_embedding() * self.wide(),
-        }
+        let is_of_head = self.trains_weights() && self.config.tie_word_embeddings && !self.config.has_score;
+        if is_of_head { 0 } else { self.trained.embedding_numbers as u64 * self.wide() }
     }
 
     /// Gradients that count all the while: an adapter's, which are small, and those that the head sums up. Those of layers whose weights
@@ -159,19 +149,9 @@ impl<'a> StepSpec<'a> {
         self.config.num_layer_parameters(layer) as u64
     }
 
-    /// How many numbers the embedding has.
-    pub(super) fn of_embedding(&self) -> u64 {
-        self.config.vocab_size as u64 * self.hidden()
-    }
-
-    fn num_trained(&self) -> u64 {
-        let TrainedPart::Adapter { numbers, .. } = self.trained else { return self.config.num_parameters() as u64 };
-        *numbers as u64
-    }
-
     /// What is trained, in f32 at least, as gradients and an adapter's matrices are kept.
     pub fn trained_bytes(&self) -> Bytes {
-        Bytes(self.num_trained() * self.wide())
+        Bytes(self.trained.numbers as u64 * self.wide())
     }
 
     /// An adapter's own bytes; nothing where the weights are trained.
@@ -182,21 +162,19 @@ impl<'a> StepSpec<'a> {
     /// What clipping and updating the largest matrix takes for a moment.
     pub(super) fn largest_update(&self) -> u64 {
         let c = self.config;
-        let (inner, widest) = match self.trained {
-            TrainedPart::Adapter { r, .. } => (*r, c.hidden_size.max(c.intermediate_size())),
-            TrainedPart::Weights => (c.hidden_size, c.intermediate_size().max(c.vocab_size)),
+        let TrainedPart { is_weights, r, embedding_numbers, output_numbers, .. } = *self.trained;
+        let (inner, widest, of_ends) = if is_weights {
+            (c.hidden_size, c.intermediate_size().max(c.vocab_size), 0)
+        } else {
+            (r, c.hidden_size.max(c.intermediate_size()), embedding_numbers.max(output_numbers))
         };
         // Linears that are several in one are wider than what the layer is made of.
         let of_linears = c.layers.iter().flat_map(|layer| layer.linears(c.hidden_size)).map(|linear| linear.out).max();
         let widest = widest.max(of_linears.unwrap_or(0));
-        let of_ends = match self.trained {
-            TrainedPart::Adapter { embedding_numbers, output_numbers, .. } => *embedding_numbers.max(output_numbers),
-            TrainedPart::Weights => 0,
-        };
         let numbers = (inner * widest).max(of_ends) as u64;
         // State that waits on the host comes for this matrix and for the next.
         let waits = self.recipe.train.offload != Offload::None && copies_are_async(self.device);
-        let fetched = if waits { 2 * numbers * self.optimizer_state().0.div_ceil(self.num_trained().max(1)) } else { 0 };
+        let fetched = if waits { 2 * numbers * self.optimizer_state().0.div_ceil(self.trained.numbers.max(1) as u64) } else { 0 };
         update_bytes(&self.recipe.optimizer, numbers, self.wide()) + fetched
     }
 
@@ -207,10 +185,10 @@ impl<'a> StepSpec<'a> {
             let of_rank = |places: Vec<usize>| places.into_iter().map(|place| sizes[place] as u64).sum();
             share(&sizes, self.ranks).into_iter().map(of_rank).max().unwrap_or(0)
         } else {
-            self.num_trained()
+            self.trained.numbers as u64
         };
         let master = if self.trains_weights() && self.is_narrow() { self.wide() } else { 0 };
-        let widened = self.recipe.optimizer.bytes_of_state() * self.wide() as f64 / 4.0;
+        let widened = bytes_of_state(&self.recipe.optimizer) * self.wide() as f64 / 4.0;
         Bytes((numbers as f64 * (widened + master as f64)).ceil() as u64)
     }
 }
@@ -224,7 +202,7 @@ mod tests {
     fn ranks_share_the_state_of_all_weights_and_not_of_an_adapter() {
         with_step("", (Kind::BFloat16, Device::Cpu), |spec| {
             let state = |trained, ranks| StepSpec { trained, ranks, ..*spec }.optimizer_state().0;
-            let (sizes, all) = (sizes_of_weights(spec.config), &TrainedPart::Weights);
+            let (sizes, all) = (sizes_of_weights(spec.config), &TrainedPart::of(spec.config, None).unwrap());
             // Two moments and a master of each number, f32.
             assert_eq!(state(all, 1), 12 * sizes.iter().sum::<usize>() as u64);
             let least = (state(all, 1) / 3).max(12 * sizes.iter().copied().max().unwrap_or(0) as u64);

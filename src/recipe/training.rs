@@ -217,18 +217,6 @@ impl OptimizerRecipe {
         matches!(self.name, OptimizerName::AdamW | OptimizerName::AdamW8bit)
     }
 
-    /// What the optimiser remembers of each number that it updates in f32, in bytes: its moments, and a scale for each 256 where they are
-    /// in 8 bits.
-    pub fn bytes_of_state(&self) -> f64 {
-        let has_momentum = f64::from(u8::from(self.momentum > 0.0));
-        match self.name {
-            OptimizerName::AdamW8bit => 2.0 * (1.0 + 4.0 / 256.0),
-            OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Adadelta | OptimizerName::Adamax => 8.0,
-            OptimizerName::RmsProp => 4.0 + 4.0 * has_momentum,
-            OptimizerName::Sgd => 4.0 * has_momentum,
-        }
-    }
-
     pub fn epsilon(&self) -> f64 {
         self.eps.unwrap_or(if self.name == OptimizerName::Adadelta { 1e-6 } else { 1e-8 })
     }

@@ -79,7 +79,6 @@ fn preflight(request: &Request) -> Option<Response> {
     asks_first.then(|| (StatusCode::NO_CONTENT, told).into_response())
 }
 
-/// Refuses a body that is not said to be JSON.
 fn no_json(request: &Request) -> Option<Response> {
     let has_body = [Method::POST, Method::PUT].contains(request.method());
     let kind = text(request, header::CONTENT_TYPE).unwrap_or_default().split(';').next().unwrap_or_default().trim();

@@ -1,7 +1,7 @@
 //! The access log: one line on standard error for each request, when its reply has ended.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -29,8 +29,8 @@ pub(super) struct LogLine {
     request: Option<String>,
     pub(super) began: Instant,
     status: AtomicU16,
-    prompt_tokens: AtomicUsize,
-    new_tokens: AtomicUsize,
+    pub(super) prompt_tokens: AtomicU64,
+    pub(super) new_tokens: AtomicU64,
 }
 
 impl LogLine {
@@ -39,22 +39,13 @@ impl LogLine {
             request,
             began: Instant::now(),
             status: CLIENT_GONE.into(),
-            prompt_tokens: AtomicUsize::default(),
-            new_tokens: AtomicUsize::default(),
+            prompt_tokens: AtomicU64::default(),
+            new_tokens: AtomicU64::default(),
         })
     }
 
-    /// The line of the request that this task answers.
     pub(super) fn here() -> Arc<Self> {
         LINE.try_with(Arc::clone).unwrap_or_else(|_| Self::new(None))
-    }
-
-    pub(super) fn add_prompt(&self, tokens: usize) {
-        self.prompt_tokens.fetch_add(tokens, Ordering::Relaxed);
-    }
-
-    pub(super) fn add_new_token(&self) {
-        self.new_tokens.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -15,10 +15,10 @@ use super::access_log::LogLine;
 use super::body::{BodyLimits, ReadingPermit};
 use super::counters::{Counters, add};
 use super::fields::BodyFields;
-use super::job::{Answers, PromptJob};
+use super::job::{Answers, PromptJob, SHUTTING_DOWN};
 use super::options::ServeOptions;
 use super::tokens::PromptEncoder;
-use crate::generation::{GenerationRules, LikelihoodsOf, PromptLimits};
+use crate::generation::{self, GenerationRules, LikelihoodsOf, PromptLimits};
 use crate::native::{GivenUp, apart, num_given_up};
 
 /// Requests that are read or written at a time. One that is given up keeps its place, and what it had, until it ends.
@@ -32,7 +32,6 @@ pub(super) struct AppState {
     pub(super) prompts: PromptLimits,
     pub(super) jobs: Sender<PromptJob>,
     pub(super) bodies: BodyLimits,
-    /// For what is done apart.
     pub(super) places: Arc<Semaphore>,
     pub(super) counters: Arc<Counters>,
 }
@@ -63,10 +62,11 @@ impl AppState {
         }
     }
 
-    /// Does what may take long, or works on what a client has sent, beside the connections. What goes beyond its bounds is given up, and
-    /// the server lives on.
+    /// Does what may take long, or works on what a client has sent, which then comes with a permit, beside the connections. What goes beyond
+    /// its bounds is given up, and the server lives on.
     pub(super) async fn apart<T: Send + 'static>(
         &self,
+        permit: Option<ReadingPermit>,
         work: impl FnOnce(&PromptEncoder) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let failed = |error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}"));
@@ -82,24 +82,11 @@ impl AppState {
         let place = self.in_time(async { place.await.map_err(|error| unavailable(error.to_string())) }).await?;
         let reader = Arc::clone(&self.reader);
         let work = move || {
-            let _place = place;
+            // What was read is free before others read as much.
+            let (_place, _permit) = (place, permit);
             work(&reader)
         };
         tokio::task::spawn_blocking(|| apart(work)).await.map_err(failed)?.map_err(beyond)?
-    }
-
-    /// Reads what has come with a request, likewise; what that took is free before others read as much.
-    pub(super) async fn read_apart<T: Send + 'static>(
-        &self,
-        permit: ReadingPermit,
-        work: impl FnOnce(&PromptEncoder) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let work = |reader: &PromptEncoder| {
-            let read = work(reader);
-            drop(permit);
-            read
-        };
-        self.apart(work).await
     }
 
     /// Puts prompts into the queue, all or none.
@@ -111,7 +98,7 @@ impl AppState {
         likelihoods: LikelihoodsOf,
     ) -> Result<Answers, ApiError> {
         let line = LogLine::here();
-        line.add_prompt(prompts.iter().map(Vec::len).sum());
+        add(&line.prompt_tokens, prompts.iter().map(Vec::len).sum());
         let refused = |error: ApiError| {
             add(&self.counters.refused, prompts.len());
             error
@@ -125,16 +112,17 @@ impl AppState {
         let places = self.jobs.try_reserve_many(prompts.len()).map_err(|error| {
             let message = match error {
                 TrySendError::Full(()) => "too many requests are waiting: try again later",
-                TrySendError::Closed(()) => "the server is shutting down",
+                TrySendError::Closed(()) => SHUTTING_DOWN,
             };
             refused(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message))
         })?;
         let (answers, receiver) = unbounded_channel();
         for (index, (place, prompt)) in places.zip(prompts).enumerate() {
-            let (prompt, mut rules, answers) = (prompt.clone(), rules.clone(), answers.clone());
+            let own = generation::Request::new(prompt.clone(), rules.clone());
+            let mut request = generation::Request { samples, likelihoods, ..own };
             // Equal prompts shall have different texts.
-            rules.seed = rules.seed.wrapping_add(if rules.is_seed_drawn { index as u64 } else { 0 });
-            place.send(PromptJob { prompt, rules, samples, likelihoods, index, answers });
+            request.rules.seed = rules.seed.wrapping_add(if rules.is_seed_drawn { index as u64 } else { 0 });
+            place.send(PromptJob { request, index, answers: answers.clone() });
         }
         Ok(Answers { events: receiver, line, prompts: prompts.len(), samples })
     }
@@ -149,12 +137,10 @@ impl AppState {
         self.prompts.check(prompt, rules).map(|_| ()).map_err(|error| ApiError::from(&error))
     }
 
-    /// Waits no longer than a request may take.
     pub(super) async fn in_time<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
         timeout_at(self.deadline(), work).await.map_err(|_| self.timed_out())?
     }
 
-    /// When the request that is being answered has taken as long as it may.
     pub(super) fn deadline(&self) -> Instant {
         LogLine::here().began + self.options.timeout
     }

@@ -48,7 +48,6 @@ impl BodyLimits {
         Self { arrived: Arc::new(Semaphore::new(arrived)), read: Arc::new(Semaphore::new(read)), max_body }
     }
 
-    /// The fields of a request's body, and the right to read them further.
     pub(super) async fn fields(&self, request: Request) -> Result<(BodyFields, ReadingPermit), ApiError> {
         let failed = |error: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error);
         let (body, arrived) = self.body(request).await?;

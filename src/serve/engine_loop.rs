@@ -6,21 +6,18 @@ use std::collections::HashMap;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::mpsc::{Receiver, UnboundedSender};
 
-use super::ApiError;
 use super::counters::{Counters, add, set};
-use super::job::{PromptJob, TextEvent};
+use super::job::PromptJob;
 use crate::engine::{Session, Settings};
-use crate::generation::{Continued, GenerationEvent, Generator, Request, RequestId, at_beginning, can_begin, shared_tokens};
+use crate::generation::{Continued, GenerationEvent, Generator, RequestId, at_beginning, can_begin, shared_tokens};
 use crate::native::give_free_memory_back;
 
 struct OpenPrompt {
     ids: Vec<u32>,
     index: usize,
-    answers: UnboundedSender<(usize, TextEvent)>,
+    answers: UnboundedSender<(usize, GenerationEvent)>,
     /// Texts that have not ended.
     texts: usize,
-    /// Tokens that a held session had read.
-    reused: usize,
 }
 
 pub(super) struct EngineLoop<'a> {
@@ -37,10 +34,10 @@ pub(super) struct EngineLoop<'a> {
 impl<'a> EngineLoop<'a> {
     pub(super) fn new(generator: Generator<'a>, keep: usize, counters: &'a Counters) -> Self {
         let longest = generator.longest_kept().filter(|_| keep > 0);
-        let (prefixes, open) = (PrefixCache::new(keep), HashMap::new());
+        let prefixes = PrefixCache { sessions: Vec::new(), capacity: keep };
         // Entries of an answer were rounded one by one; read as a prompt, they would have been seen exact by their chunk.
         let keeps_all = generator.settings().keeps_all_exactly();
-        Self { generator, counters, prefixes, keeps_all, longest, open }
+        Self { generator, counters, prefixes, keeps_all, longest, open: HashMap::new() }
     }
 
     /// Works until nobody can ask any more, and all is answered.
@@ -79,67 +76,58 @@ impl<'a> EngineLoop<'a> {
         set(&self.counters.queued, waiting + reading);
         set(&self.counters.running, running);
         set(&self.counters.entries, self.generator.entries());
-        set(&self.counters.held, self.prefixes.len());
+        set(&self.counters.held, self.prefixes.sessions.len());
     }
 
     fn begin(&mut self, job: PromptJob) {
-        let PromptJob { prompt, rules, samples, likelihoods, index, answers } = job;
+        let PromptJob { mut request, index, answers } = job;
         if answers.is_closed() {
             add(&self.counters.cancelled, 1);
             return;
         }
         // Who reads likelihoods of the prompt has it read.
-        let session = if likelihoods.prompt.is_none() { self.prefixes.find(&prompt, self.generator.settings()) } else { None };
-        let num_prompt = prompt.len();
-        let request = Request {
-            samples,
-            likelihoods,
-            session,
-            keeps_session: self.longest,
-            keeps_border: self.longest.is_some() && !self.keeps_all,
-            ..Request::new(prompt.clone(), rules)
-        };
+        if request.likelihoods.prompt.is_none() {
+            request.session = self.prefixes.find(&request.prompt, self.generator.settings());
+        }
+        (request.keeps_session, request.keeps_border) = (self.longest, self.longest.is_some() && !self.keeps_all);
+        let open = OpenPrompt { ids: request.prompt.clone(), index, answers, texts: request.samples };
         match self.generator.submit(request) {
             Ok(id) => {
-                let reused = self.generator.num_read(id);
                 add(&self.counters.requests, 1);
-                add(&self.counters.prompt_tokens, num_prompt);
-                add(&self.counters.reused_tokens, reused);
-                self.open.insert(id, OpenPrompt { ids: prompt, index, answers, texts: samples, reused });
+                add(&self.counters.prompt_tokens, open.ids.len());
+                add(&self.counters.reused_tokens, self.generator.num_read(id));
+                self.open.insert(id, open);
             }
             Err(error) => {
                 add(&self.counters.refused, 1);
-                let _ = answers.send((index, TextEvent::Failed(ApiError::from(&error))));
+                let _ = open.answers.send((index, GenerationEvent::Failed(error)));
             }
         }
     }
 
-    fn tell(&mut self, request: RequestId, event: GenerationEvent) {
+    fn tell(&mut self, request: RequestId, mut event: GenerationEvent) {
         let Some(open) = self.open.get_mut(&request) else { return };
-        let answer = match event {
-            GenerationEvent::Border(session) => return self.prefixes.hold(&open.ids, *session),
-            GenerationEvent::Prompt(likelihoods) => TextEvent::Prompt(likelihoods),
-            GenerationEvent::Token { sample, id, text, likelihood } => {
-                add(&self.counters.new_tokens, 1);
-                TextEvent::Token { sample, id, text, likelihood }
-            }
-            GenerationEvent::Finished { sample, text, reason, evicted, session } => {
+        if let GenerationEvent::Border(session) = event {
+            return self.prefixes.hold(&open.ids, *session);
+        }
+        match &mut event {
+            GenerationEvent::Prompt(_) | GenerationEvent::Border(_) => {}
+            GenerationEvent::Token { .. } => add(&self.counters.new_tokens, 1),
+            GenerationEvent::Finished { evicted, session, .. } => {
                 add(&self.counters.finished, 1);
-                add(&self.counters.evicted, evicted);
-                if let Some(continued) = session.filter(|_| self.keeps_all) {
+                add(&self.counters.evicted, *evicted);
+                if let Some(continued) = session.take().filter(|_| self.keeps_all) {
                     self.prefixes.hold(&continued.ids, continued.session);
                 }
                 open.texts -= 1;
-                TextEvent::Finished { sample, text, reason, evicted, reused: open.reused }
             }
-            GenerationEvent::Failed(error) => {
+            GenerationEvent::Failed(_) => {
                 add(&self.counters.failed, 1);
                 open.texts = 0;
-                TextEvent::Failed(ApiError::from(&error))
             }
-        };
+        }
         // A client that has gone is let go of below.
-        let _ = open.answers.send((open.index, answer));
+        let _ = open.answers.send((open.index, event));
         if open.texts == 0 {
             self.open.remove(&request);
         }
@@ -164,15 +152,6 @@ struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// None yet, and never more than so many.
-    fn new(capacity: usize) -> Self {
-        Self { sessions: Vec::new(), capacity }
-    }
-
-    fn len(&self) -> usize {
-        self.sessions.len()
-    }
-
     /// A copy of the one that has read most of the beginning of a prompt, as it stood there.
     fn find(&mut self, prompt: &[u32], settings: &Settings) -> Option<Session> {
         let shared = self.sessions.iter().map(|held| shared_tokens(settings, &held.ids, prompt)).enumerate();

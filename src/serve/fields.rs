@@ -79,7 +79,6 @@ impl BodyFields {
         value.as_bool().ok_or_else(|| ApiError::field(name, format!("`{name}` must be true or false")))
     }
 
-    /// A field that is a whole number within bounds.
     pub(super) fn count(&mut self, name: &str, bounds: std::ops::RangeInclusive<usize>) -> Result<Option<usize>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let count = value.as_u64().map(|n| n as usize).filter(|n| bounds.contains(n));
@@ -172,7 +171,6 @@ fn are_same(one: &Value, other: &Value) -> bool {
     one == other || is_list_of(one, other) || is_list_of(other, one) || (one.is_number() && one.as_f64() == other.as_f64())
 }
 
-/// Sets a rule; false where there is none of this name.
 fn set(rules: &mut GenerationRules, name: &str, value: &Value) -> Result<bool, ApiError> {
     rules.set(name, value).map_err(|message| ApiError::field(name, message))
 }

@@ -65,7 +65,6 @@ pub(super) fn listen(
     })
 }
 
-/// A second handle on a connection.
 fn second(stream: &TcpStream) -> std::io::Result<TcpStream> {
     TcpStream::from_std(std::net::TcpStream::from(stream.as_fd().try_clone_to_owned()?))
 }

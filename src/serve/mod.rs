@@ -5,7 +5,6 @@ mod access_log;
 mod api_error;
 mod app_state;
 mod body;
-mod chat;
 mod completions;
 mod counters;
 mod engine_loop;
@@ -14,10 +13,8 @@ mod job;
 mod listen;
 mod options;
 mod reply;
-mod response_reply;
 mod responses;
 mod routes;
-mod stream;
 mod tokens;
 
 pub use api_error::ApiError;

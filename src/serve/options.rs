@@ -24,14 +24,11 @@ pub struct ServeOptions {
     pub timeout: Duration,
     /// From the beginning of a connection, or the end of a reply, to the end of the head of a request.
     pub header_timeout: Duration,
-    /// The most bytes of a request's body.
     pub max_body: usize,
-    /// The most tokens of a prompt.
     pub max_prompt: usize,
     /// Further values of `Host` under which it is asked beyond the loopback's names and `host`, without ports.
     pub allow_hosts: Vec<String>,
     /// Origins of pages that may ask, as browsers send them: `https://example.org`; `*` for all.
     pub allow_origins: Vec<String>,
-    /// Whether a line is written for each request.
     pub access_log: bool,
 }

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use chrono::Utc;
 use serde_json::{Map, Value, json};
 
 use super::ApiError;
 use super::app_state::AppState;
 use super::fields::{BodyFields, LENGTHS};
 use super::job::gather;
-use super::response_reply::ResponseReply;
+use super::reply::{EventStream, next_id, streamed, told_cache};
 use super::tokens::text_of;
 use crate::data::message;
-use crate::generation::LikelihoodsOf;
+use crate::generation::{Finish, LikelihoodsOf, WholeText};
 
 pub(super) async fn responses(State(served): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (mut fields, permit) = served.fields(request).await?;
@@ -31,7 +32,7 @@ pub(super) async fn responses(State(served): State<Arc<AppState>>, request: Requ
     }
     let mut reply = json!({ "instructions": instructions, "max_output_tokens": max_new_tokens, "metadata": metadata });
     let (fields, prompt) = served
-        .read_apart(permit, move |reader| {
+        .apart(Some(permit), move |reader| {
             let messages = messages(&mut fields, instructions.as_deref())?;
             let prompt = reader.rendered(messages, "input", &mut fields)?;
             Ok((fields, prompt))
@@ -46,7 +47,7 @@ pub(super) async fn responses(State(served): State<Arc<AppState>>, request: Requ
     let reply = ResponseReply::new(&served, reply, prompt.len());
     let answers = served.ask(&[prompt], &rules, 1, LikelihoodsOf::default()).map_err(|error| error.about("input"))?;
     if streams {
-        return Ok(reply.stream(&served, answers));
+        return Ok(streamed(&served, answers, |events| reply.tell(events)));
     }
     let all = served.in_time(gather(answers)).await?;
     Ok(Json(reply.ended(&all[0].texts[0])).into_response())
@@ -131,4 +132,108 @@ fn message_of(item: &Value) -> Result<Value, String> {
 /// Fails where there is a field that nobody reads.
 fn only(fields: &Map<String, Value>, known: &[&str]) -> Result<(), String> {
     fields.keys().find(|name| !known.contains(&&name[..])).map_or(Ok(()), |name| Err(format!("there is no field `{name}`")))
+}
+
+/// A reply before there is any text.
+struct ResponseReply {
+    begun: Value,
+    /// The id of its only message.
+    message: String,
+    prompt_tokens: usize,
+    cache: Value,
+}
+
+impl ResponseReply {
+    /// With the fields that tell what was asked for.
+    fn new(served: &AppState, asked: Value, prompt_tokens: usize) -> Self {
+        let created = Utc::now().timestamp();
+        let mut begun = json!({
+            "id": next_id("resp_", created), "object": "response", "created_at": created, "model": served.options.name,
+            "status": "in_progress", "error": null, "incomplete_details": null, "output": [], "usage": null,
+            "previous_response_id": null, "store": false, "background": false, "truncation": "disabled",
+            "text": { "format": { "type": "text" } }, "tools": [], "tool_choice": "auto", "parallel_tool_calls": true,
+        });
+        if let (Some(all), Value::Object(asked)) = (begun.as_object_mut(), asked) {
+            all.extend(asked);
+        }
+        Self { begun, message: next_id("msg_", created), prompt_tokens, cache: served.options.cache.clone() }
+    }
+
+    fn ended(&self, text: &WholeText) -> Value {
+        let mut reply = self.begun.clone();
+        if is_cut(text) {
+            reply["incomplete_details"] = json!({ "reason": "max_output_tokens" });
+        }
+        reply["status"] = json!(status(text));
+        reply["output"] = json!([self.item(status(text), &[part(&text.text)])]);
+        reply["usage"] = json!({
+            "input_tokens": self.prompt_tokens, "input_tokens_details": { "cached_tokens": text.reused },
+            "output_tokens": text.ids.len(), "output_tokens_details": { "reasoning_tokens": 0 },
+            "total_tokens": self.prompt_tokens + text.ids.len(),
+        });
+        reply["kvtune"] = told_cache(&self.cache, text.evicted);
+        reply
+    }
+
+    fn item(&self, status: &str, content: &[Value]) -> Value {
+        json!({ "type": "message", "id": self.message, "role": "assistant", "status": status, "content": content })
+    }
+
+    async fn tell(self, mut events: EventStream) {
+        self.begin(&mut events);
+        let mut text = WholeText::default();
+        while let Some(next) = events.next().await {
+            let event = match next {
+                Ok((_, event)) => event,
+                Err(error) => return events.send_numbered("error", error.to_json()["error"].take()),
+            };
+            let delta = text.add(event);
+            if !delta.is_empty() {
+                let event = json!({ "delta": delta, "logprobs": [] });
+                self.send_of_part(&mut events, "response.output_text.delta", event);
+            }
+            if text.reason.is_some() {
+                return self.end(&mut events, &text);
+            }
+        }
+    }
+
+    fn begin(&self, events: &mut EventStream) {
+        for kind in ["response.created", "response.in_progress"] {
+            events.send_numbered(kind, json!({ "response": self.begun }));
+        }
+        let item = self.item("in_progress", &[]);
+        events.send_numbered("response.output_item.added", json!({ "output_index": 0, "item": item }));
+        self.send_of_part(events, "response.content_part.added", json!({ "part": part("") }));
+    }
+
+    fn end(&self, events: &mut EventStream, text: &WholeText) {
+        let whole = self.ended(text);
+        self.send_of_part(events, "response.output_text.done", json!({ "text": text.text, "logprobs": [] }));
+        self.send_of_part(events, "response.content_part.done", json!({ "part": part(&text.text) }));
+        events.send_numbered("response.output_item.done", json!({ "output_index": 0, "item": whole["output"][0] }));
+        events.send_numbered(&format!("response.{}", status(text)), json!({ "response": whole }));
+    }
+
+    /// Sends an event of the only part of the only message.
+    fn send_of_part(&self, events: &mut EventStream, kind: &str, mut event: Value) {
+        event["item_id"] = json!(self.message);
+        event["output_index"] = json!(0);
+        event["content_index"] = json!(0);
+        events.send_numbered(kind, event);
+    }
+}
+
+/// Whether a text ends because it may have no more tokens.
+fn is_cut(text: &WholeText) -> bool {
+    text.reason == Some(Finish::Length)
+}
+
+fn status(text: &WholeText) -> &'static str {
+    if is_cut(text) { "incomplete" } else { "completed" }
+}
+
+/// The only part of a message.
+fn part(text: &str) -> Value {
+    json!({ "type": "output_text", "text": text, "annotations": [] })
 }

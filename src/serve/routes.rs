@@ -17,8 +17,7 @@ use super::access::only_from_allowed;
 use super::access_log::logged;
 use super::app_state::{AppState, PLACES};
 use super::body::BodyLimits;
-use super::chat::chat_completions;
-use super::completions::completions;
+use super::completions::{chat_completions, completions};
 use super::counters::Counters;
 use super::engine_loop::EngineLoop;
 use super::fields::MAX_COUNT;
@@ -56,7 +55,7 @@ pub fn serve(
         reader: Arc::new(reader),
         rules,
         options: Arc::clone(&options),
-        prompts: generator.limits(),
+        prompts: generator.limits,
         jobs,
         bodies: BodyLimits::new(options.max_body),
         places: Arc::new(Semaphore::new(PLACES)),
@@ -129,7 +128,7 @@ async fn tokenize(State(served): State<Arc<AppState>>, request: Request) -> Resu
     let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
     let ids = served
-        .read_apart(permit, move |reader| {
+        .apart(Some(permit), move |reader| {
             let adds_special = fields.flag("add_special_tokens", true)?;
             let ids = match fields.text("prompt")? {
                 Some(text) => reader.encode(&text, adds_special),
@@ -152,7 +151,7 @@ async fn detokenize(State(served): State<Arc<AppState>>, request: Request) -> Re
         return Err(ApiError::field("tokens", format!("token {id} is not in the vocabulary of {most}")));
     }
     fields.finish()?;
-    Ok(Json(json!({ "prompt": served.read_apart(permit, move |reader| reader.decode(&ids)).await? })))
+    Ok(Json(json!({ "prompt": served.apart(Some(permit), move |reader| reader.decode(&ids)).await? })))
 }
 
 async fn tokenizer_info(State(served): State<Arc<AppState>>) -> Json<Value> {
@@ -172,7 +171,7 @@ async fn generate(State(served): State<Arc<AppState>>, request: Request) -> Resu
         return Err(ApiError::field("stream", "this path does not stream: use /v1/completions"));
     }
     let rules = fields.rules(&served.rules)?;
-    let prompts = served.read_apart(permit, move |reader| reader.prompts(&prompt, true)).await?;
+    let prompts = served.apart(Some(permit), move |reader| reader.prompts(&prompt, true)).await?;
     let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf::default())?;
     let all = served.in_time(gather(answers)).await?;
     let texts: Vec<&String> = all.iter().flat_map(|prompt| prompt.texts.iter().map(|text| &text.text)).collect();

@@ -80,7 +80,6 @@ impl PromptEncoder {
         prompts.iter().enumerate().map(text).collect()
     }
 
-    /// The tokens of a conversation by the chat template.
     pub(super) fn conversation(&self, fields: &mut BodyFields) -> Result<Vec<u32>, ApiError> {
         let mut messages = fields.take("messages").unwrap_or_default();
         messages.as_array_mut().into_iter().flatten().try_for_each(plain_content)?;

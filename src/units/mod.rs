@@ -1,6 +1,7 @@
 //! Newtypes for the quantities that meet in one call, and what every error tells the user and the shell.
 
 mod fault;
+mod names;
 mod quantities;
 mod quoted;
 #[cfg(test)]
@@ -11,6 +12,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use fault::{Fault, FaultKind};
+pub(crate) use names::named;
 pub use quantities::{Bytes, Seconds};
 pub use quoted::{abridged, counted, is_unprintable, joined, listed, printable, quoted, shape, shell_word};
 

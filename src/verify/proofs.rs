@@ -7,7 +7,7 @@ use crate::data::Batch;
 use crate::engine::{Engine, Event, MemoryByPart, MicroBatchContext, MicroBatchGradients, Observer};
 use crate::model::Model;
 use crate::recipe::Dtype;
-use crate::units::{Bytes, Fault};
+use crate::units::{Bytes, Fault, named};
 
 /// Proves a batch tiling by tiling.
 #[derive(Debug)]
@@ -45,31 +45,22 @@ pub struct TilingProof {
     pub undo_log: Bytes,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The gradient is the reference's and that of the first exact tiling, to rounding.
-    Proved,
-    /// Stores round, and the gradient points where the exact one does.
-    NearEnough,
-    /// The gradient differs by more than rounding.
-    Disproved,
-    /// Stores round, and the gradient points elsewhere.
-    TooCoarse,
-    /// The policies chose otherwise than in the first tiling, so that there is nothing to compare with.
-    OtherChoices,
+named! {
+    pub enum Verdict {
+        /// The gradient is the reference's and that of the first exact tiling, to rounding.
+        Proved = "proved",
+        /// Stores round, and the gradient points where the exact one does.
+        NearEnough = "near enough",
+        /// The gradient differs by more than rounding.
+        Disproved = "disproved",
+        /// Stores round, and the gradient points elsewhere.
+        TooCoarse = "too coarse",
+        /// The policies chose otherwise than in the first tiling, so that there is nothing to compare with.
+        OtherChoices = "other choices",
+    }
 }
 
 impl Verdict {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Proved => "proved",
-            Self::NearEnough => "near enough",
-            Self::Disproved => "disproved",
-            Self::TooCoarse => "too coarse",
-            Self::OtherChoices => "other choices",
-        }
-    }
-
     /// Whether the tiling does what it should.
     pub fn is_good(self) -> bool {
         matches!(self, Self::Proved | Self::NearEnough)

@@ -142,7 +142,7 @@ impl<'a> Chat<'a> {
         };
         let keeps_session = generator.longest_kept();
         let mut request = Request { keeps_session, ..Request::new(prompt, self.rules.clone()) };
-        generator.check(&request)?;
+        generator.limits.check(&request.prompt, &request.rules)?;
         let had_session = self.kept.is_some();
         request.session = self.kept.take().and_then(|(Continued { session, ids }, _)| {
             if is_continued {

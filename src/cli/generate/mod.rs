@@ -76,7 +76,7 @@ impl Generate {
             (request, failed)
         });
         let generator = used.generator(usize::from(self.batch).min(num_texts));
-        let has_text = generator.writes_text();
+        let has_text = used.tokenizer.is_some();
         let shown = match (console::speech().is_json, num_texts) {
             (true, _) => Shown::Json,
             (false, 1) if has_text => Shown::Streamed,

@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::code_of_signal;
-use crate::generation::{GenerationEvent, Generator, Request, RequestId};
+use crate::generation::{GenerationEvent, Generator, Request, RequestId, WholeText};
 use crate::report::console;
 use crate::train::Interrupt;
 use crate::units::{Fault, counted};
@@ -39,8 +39,7 @@ struct WrittenText {
     prompt: usize,
     sample: usize,
     prompt_tokens: usize,
-    ids: Vec<u32>,
-    words: String,
+    written: WholeText,
     /// Why it has ended, in a word, or the error that has ended it.
     end: Option<Result<&'static str, String>>,
 }
@@ -93,7 +92,8 @@ impl WrittenTexts {
         if let Some(first) = read {
             let (whole, first) = (begin.elapsed().as_secs_f64(), first.as_secs_f64());
             let prompts = self.texts.iter().filter(|text| text.sample == 0).map(|text| text.prompt_tokens);
-            let (prompt, new) = (counted(prompts.sum(), "token"), self.texts.iter().map(|text| text.ids.len()).sum::<usize>());
+            let (prompt, new) =
+                (counted(prompts.sum(), "token"), self.texts.iter().map(|text| text.written.ids.len()).sum::<usize>());
             let speed = new as f64 / (whole - first).max(1e-9);
             console::note(&format!("{prompt} read, the first prompt in {first:.2} s; {new} written, {speed:.1} per second"));
         }
@@ -116,33 +116,26 @@ impl WrittenTexts {
     fn add(&mut self, request: &Request) -> Range<usize> {
         let (first, prompt) = (self.texts.len(), self.texts.last().map_or(0, |text| text.prompt + 1));
         let prompt_tokens = request.prompt.len();
-        let empty = |sample| WrittenText { prompt, sample, prompt_tokens, ids: Vec::new(), words: String::new(), end: None };
+        let empty = |sample| WrittenText { prompt, sample, prompt_tokens, written: WholeText::default(), end: None };
         self.texts.extend((0..request.samples).map(empty));
         first..self.texts.len()
     }
 
     fn take(&mut self, request: RequestId, event: GenerationEvent) -> Result<(), Fault> {
         let Some(place) = self.places.get(&request).cloned() else { return Ok(()) };
-        let new = match event {
-            GenerationEvent::Prompt(_) | GenerationEvent::Border(_) => return Ok(()),
-            GenerationEvent::Failed(error) => {
-                self.fail(place, error);
-                return Ok(());
-            }
-            GenerationEvent::Token { sample, id, text, .. } => {
+        match event {
+            GenerationEvent::Prompt(_) | GenerationEvent::Border(_) => {}
+            GenerationEvent::Failed(error) => self.fail(place, error),
+            GenerationEvent::Token { sample, .. } | GenerationEvent::Finished { sample, .. } => {
                 let own = &mut self.texts[place.start + sample];
-                own.ids.push(id);
-                own.words.push_str(&text);
-                text
+                let new = own.written.add(event);
+                if self.shown == Shown::Streamed {
+                    console::part(new)?;
+                }
+                own.end = own.written.reason.map(|reason| Ok(reason.name()));
             }
-            GenerationEvent::Finished { sample, text, reason, .. } => {
-                let own = &mut self.texts[place.start + sample];
-                own.words.push_str(&text);
-                own.end = Some(Ok(reason.name()));
-                text
-            }
-        };
-        if self.shown == Shown::Streamed { console::part(&new) } else { Ok(()) }
+        }
+        Ok(())
     }
 
     /// Ends those texts of a request that have not ended.
@@ -165,7 +158,7 @@ impl WrittenTexts {
 
     /// What is printed at the end of a text.
     fn line(&self, text: &WrittenText, end: &Result<&'static str, String>) -> Option<String> {
-        let WrittenText { prompt, sample, prompt_tokens, ids, words, .. } = text;
+        let WrittenText { prompt, sample, prompt_tokens, written: WholeText { ids, text: words, .. }, .. } = text;
         let reason = end.as_ref().map_or("error", |reason| reason);
         Some(match (self.shown, end) {
             // The error says it all.
@@ -199,7 +192,8 @@ mod tests {
 
     #[test]
     fn ids_are_shown_only_without_a_tokenizer() {
-        let text = WrittenText { prompt: 0, sample: 0, prompt_tokens: 1, ids: vec![7], words: String::new(), end: None };
+        let written = WholeText { ids: vec![7], ..WholeText::default() };
+        let text = WrittenText { prompt: 0, sample: 0, prompt_tokens: 1, written, end: None };
         let line = |has_text| WrittenTexts::new(Shown::Texts, has_text).line(&text, &Ok("stop")).unwrap();
         assert_eq!(line(true), "== prompt 1, text 1 (stop) ==\n");
         assert_eq!(line(false), "== prompt 1, text 1 (stop) ==\n[7]");
