@@ -149,7 +149,6 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
     let kv = &recipe.kv_cache;
     let lengths = kv.cache_length.by_layer(config.num_layers());
     let is_uniform = lengths.iter().all(|length| *length == lengths[0]);
-    let listed: Vec<String> = lengths.iter().map(ToString::to_string).collect();
     let slots = match (kv.storage, is_uniform) {
         (Storage::Preallocated, true) => format!("{} slots", lengths[0]),
         (Storage::Preallocated, false) => format!("slots {}", kv.cache_length),
@@ -169,7 +168,7 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
     if let Some((layers, widest)) = windows(config) {
         words.push(format!("{layers} layers with a window of {widest} instead"));
     }
-    (words.join(", "), (!is_uniform).then(|| listed.join(", ")))
+    (words.join(", "), (!is_uniform).then(|| lengths.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")))
 }
 
 fn table(

@@ -48,13 +48,13 @@ pub(super) struct LookAtData {
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
     /// The files of `data.train`, from which validation samples may be drawn, or those of `data.validation`.
-    #[arg(long, default_value = "train", value_parser = split())]
+    #[arg(
+        long,
+        default_value = "train",
+        value_parser = PossibleValuesParser::new(["train", "validation"])
+            .map(|name| if name == "train" { SplitName::Train } else { SplitName::Validation })
+    )]
     split: SplitName,
-}
-
-fn split() -> impl TypedValueParser<Value = SplitName> {
-    let named = |name| if name == "train" { SplitName::Train } else { SplitName::Validation };
-    PossibleValuesParser::new(["train", "validation"]).map(named)
 }
 
 impl LookAtData {

@@ -4,7 +4,6 @@ mod architecture;
 mod bench;
 mod calibrate;
 mod check;
-mod counts;
 mod data;
 mod device;
 mod doctor;
@@ -27,6 +26,7 @@ mod score;
 mod serve;
 mod shell;
 mod used_model;
+mod values;
 mod verify;
 mod world;
 

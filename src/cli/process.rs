@@ -8,7 +8,8 @@ use clap::{Command, CommandFactory, FromArgMatches, Parser};
 use signal_hook::low_level::exit;
 
 use super::options::{Format, SharedOptions};
-use super::{Verb, device, launch, limits, panics, world};
+use super::{Verb, launch, limits, panics, world};
+use crate::native::cuda::missing_kernels;
 use crate::recipe::{check_policies_by, know_formats};
 use crate::report::console::{self, Speech};
 use crate::units::Fault;
@@ -80,13 +81,18 @@ fn run(arguments: &Arguments) -> Result<i32, Fault> {
 
 fn code_of(arguments: &Arguments) -> i32 {
     panics::silence();
-    match device::telling_missing_kernels(|| panics::caught(|| limits::check().and_then(|()| run(arguments)))) {
+    let done = panics::caught(|| limits::check().and_then(|()| run(arguments)));
+    // What of it was slower than it need be, where nobody has said so yet.
+    for line in missing_kernels() {
+        console::note(&line);
+    }
+    match done {
         Ok(code) => code,
         Err(error) => {
-            console::error(&error, error.hint().as_deref());
+            console::error(&error);
             for error in error.further() {
                 console::note("");
-                console::error(error, error.hint().as_deref());
+                console::error(error);
             }
             error.exit() as i32
         }

@@ -217,11 +217,6 @@ impl LoadedModel {
         let of_recipe = self.recipe.data.chat.chat_template.as_ref().map(|choice| &choice.0[..]);
         ChatTemplates::load(&self.recipe.model.path, chosen.or(of_recipe), None)
     }
-
-    /// What a saved session of this model belongs to.
-    pub(super) fn identity(&self) -> Result<SessionIdentity, Fault> {
-        identity(&self.recipe, self.adapter.as_deref())
-    }
 }
 
 /// How texts of the model in `dir` are generated, by its own files.

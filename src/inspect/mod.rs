@@ -2,7 +2,6 @@
 
 mod chart;
 mod contents;
-mod curves;
 mod evictions;
 mod figures;
 mod page;

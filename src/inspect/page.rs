@@ -1,9 +1,12 @@
 //! One page about one or several runs: HTML without scripts that needs nothing outside of itself.
 
-use super::chart::{ColourMap, CurveChart, escape, legend_mark};
+use std::collections::BTreeSet;
+
+use super::chart::{ColourMap, Curve, CurveChart, escape, legend_mark};
 use super::page_tables::{checkpoints, differing, evaluations, evicted, figures, skipped};
-use super::{EvaluationLine, RunContents, curves};
+use super::{EvaluationLine, RunContents};
 use crate::eval::ScoredAnswer;
+use crate::report::metrics::StepMetrics;
 
 /// So many answers of a file are shown.
 const SHOWN_ANSWERS: usize = 8;
@@ -59,8 +62,39 @@ fn charts(runs: &[RunContents]) -> String {
     let legend = if runs.len() > 1 { format!("<ul class=\"legend\">\n{entries}</ul>\n") } else { String::new() };
     let chart =
         |(index, chart): (usize, &CurveChart)| format!("<div class=\"card\">{}</div>\n", chart.to_svg(&format!("curve{index}")));
-    let charts: String = curves::charts(runs).iter().enumerate().map(chart).collect();
+    let charts: String = curves(runs).iter().enumerate().map(chart).collect();
     format!("{legend}<div class=\"charts\">\n{charts}</div>\n")
+}
+
+/// A chart for each figure with a curve for each run. Metrics of answers are drawn where there are any.
+fn curves(runs: &[RunContents]) -> Vec<CurveChart> {
+    const GIB: f64 = (1u64 << 30) as f64;
+    let chart = |title: &str, is_from_zero: bool, value: &dyn Fn(&StepMetrics) -> Option<f64>| {
+        let points = |line: &StepMetrics| Some((line.step as f64, value(line)?));
+        let curve = |run: &RunContents| Curve { name: run.name.clone(), points: run.metrics.iter().filter_map(points).collect() };
+        CurveChart {
+            title: title.to_owned(),
+            curves: runs.iter().map(curve).collect(),
+            is_from_zero,
+            has_marks: title.starts_with("validation"),
+        }
+    };
+    let mut charts = vec![
+        chart("training loss, nats a target", false, &|line| line.loss),
+        chart("validation loss, nats a target", false, &|line| line.eval_loss),
+        chart("gradient norm before clipping", true, &|line| line.grad_norm),
+        chart("learning rate", true, &|line| line.learning_rate),
+        // The line of a first validation is no step.
+        chart("tokens a second", true, &|line| line.loss.map(|_| line.tokens_per_second)),
+        chart("entries evicted, % of the step's", true, &|line| line.evicted.map(|share| 100.0 * share)),
+        chart("mean stay of evicted entries, tokens", true, &|line| line.mean_stay),
+        chart("peak memory of the process, GiB", true, &|line| Some(line.peak_memory as f64 / GIB)),
+    ];
+    let metrics: BTreeSet<&String> = runs.iter().flat_map(|run| &run.metrics).flat_map(|line| line.eval_answers.keys()).collect();
+    let of_answers =
+        |name: &String| chart(&format!("validation answers: {name}"), true, &|line| line.eval_answers.get(name).copied());
+    charts.extend(metrics.into_iter().map(of_answers));
+    charts
 }
 
 fn samples(runs: &[RunContents]) -> String {

@@ -103,14 +103,14 @@ pub fn warning(text: &str) {
 }
 
 /// An error with its chain of causes and its hint.
-pub fn error(error: &dyn Error, hint: Option<&str>) {
+pub fn error(error: &Fault) {
     let mut lines = vec![format!("error: {error}")];
     let mut cause = error.source();
     while let Some(inner) = cause {
         lines.push(format!("cause: {inner}"));
         cause = inner.source();
     }
-    lines.extend(hint.map(|hint| format!("\nhint: {hint}")));
+    lines.extend(error.hint().map(|hint| format!("\nhint: {hint}")));
     say(&lines.join("\n"));
 }
 

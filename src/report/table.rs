@@ -29,6 +29,15 @@ impl Table {
         Self(table)
     }
 
+    /// A table of numbers, whose rows all name the same columns.
+    pub fn of_named(rows: impl IntoIterator<Item = Vec<(&'static str, String)>>) -> Self {
+        let mut rows = rows.into_iter().peekable();
+        let header: Vec<&str> = rows.peek().into_iter().flatten().map(|(name, _)| *name).collect();
+        let mut table = Self::new(&header);
+        rows.for_each(|row| table.row(&row.into_iter().map(|(_, cell)| cell).collect::<Vec<_>>()));
+        table
+    }
+
     pub fn row(&mut self, cells: &[impl AsRef<str>]) {
         self.0.add_row(cells.iter().map(AsRef::as_ref));
     }

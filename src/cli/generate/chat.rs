@@ -5,8 +5,8 @@ use std::io::{BufRead, IsTerminal};
 use serde_json::Value;
 
 use super::LoadedModel;
-use super::template::{ConversationReader, TemplateArguments};
-use crate::data;
+use super::prompts::{ConversationReader, TemplateArguments};
+use crate::data::{self, Conversation};
 use crate::engine::Session;
 use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Generator, Request, at_beginning, shared_tokens};
 use crate::report::console;
@@ -78,7 +78,7 @@ impl<'a> Chat<'a> {
 
     fn answer(&mut self, text: &str, interrupt: &Interrupt) -> Result<(), Fault> {
         self.messages.push(data::message("user", text));
-        let conversation = self.reader.conversation(self.messages.clone());
+        let conversation = Conversation { messages: self.messages.clone(), ..self.reader.told.clone() };
         let rendered = match self.reader.template.render(&conversation, true) {
             Ok(rendered) => rendered,
             Err(error) => {
@@ -94,7 +94,7 @@ impl<'a> Chat<'a> {
             Ok(id) => id,
             Err(error) => {
                 self.messages.pop();
-                console::error(&error, error.hint().as_deref());
+                console::error(&error);
                 return Ok(());
             }
         };

@@ -79,13 +79,11 @@ impl WrittenTexts {
                 break;
             }
         }
-        // Those that nobody has begun would have had a text, too.
-        if interrupt.signal().is_some() {
-            for (request, failed) in requests {
-                let place = self.add(&request);
-                if let Some(error) = failed {
-                    self.fail(place, error);
-                }
+        // Those that a signal has kept from being begun would have had a text, too.
+        for (request, failed) in requests {
+            let place = self.add(&request);
+            if let Some(error) = failed {
+                self.fail(place, error);
             }
         }
         self.texts.iter_mut().filter(|text| text.end.is_none()).for_each(|text| text.end = Some(Ok("cancelled")));

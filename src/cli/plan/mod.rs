@@ -1,19 +1,18 @@
 //! `kvtune plan`: the memory of a step before it is made, an estimate of its time, and the tiling that suits the machine.
 
-pub(super) mod json;
-mod tables;
+pub(super) mod output;
 
 use clap::Args;
 use tch::Device;
 
-use super::counts::{at_least_one, bytes};
+use super::values::{at_least_one, bytes};
 use super::recipe_file::RecipeFile;
 use super::world::Joining;
 use crate::data::{Batch, Tokenizer};
 use crate::dist::ProcessGroup;
 use crate::measure::random_batch;
 use crate::model::ModelConfig;
-use crate::plan::Machine;
+use crate::plan::{Decision, Machine};
 use crate::recipe::Recipe;
 use crate::report::console;
 use crate::train;
@@ -56,15 +55,15 @@ impl Plan {
             console::note(&format!("for one of {ranks} ranks, {here} of which share this machine's memory and disk"));
         }
         let decision = train::plan(&recipe, &config, &batch, machine, |planner| planner.decide(&recipe.grad))?;
-        let others = if recipe.grad.open.is_empty() {
-            train::plan(&recipe, &config, &batch, machine, |planner| planner.alternatives(&recipe.grad))?
-        } else {
-            decision.alternatives.clone()
-        };
+        let Decision { chosen, alternatives: mut others } = decision;
+        if recipe.grad.open.is_empty() {
+            others = train::plan(&recipe, &config, &batch, machine, |planner| planner.alternatives(&recipe.grad))?;
+        }
+        others.retain(|other| other.grad != chosen.grad);
         if console::speech().is_json {
-            json::print(&decision, &others, machine)
+            output::print_json(&chosen, &others, machine)
         } else {
-            tables::print(&decision, &others, machine, &batch)
+            output::print_tables(&chosen, &others, machine, &batch)
         }
     }
 

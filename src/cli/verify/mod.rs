@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args};
 use tch::Device;
 
-use super::counts::at_least_one;
+use super::values::at_least_one;
 use super::recipe_file::RecipeFile;
 use crate::cache::ReplayLog;
 use crate::data::Tokenizer;
