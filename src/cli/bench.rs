@@ -6,9 +6,9 @@ use clap::Args;
 use serde_json::json;
 use tch::Device;
 
-use super::values::{any_number, at_least_one};
 use super::plan::output::in_json;
 use super::recipe_file::RecipeFile;
+use super::values::{any_number, at_least_one};
 use super::world::Joining;
 use crate::dist::ProcessGroup;
 use crate::measure::{BenchSummary, StepRecord, summarise};
@@ -120,7 +120,8 @@ fn table(records: &[StepRecord], summary: &BenchSummary) -> Table {
     // Figures, which `get` knows by their keys.
     let row = |name: String, get: &dyn Fn(&str) -> Option<f64>| {
         let figure = |key: &str| get(key).unwrap_or(f64::NAN);
-        let time = |part: &str| format!("{:.3} / {:.3}", figure(&format!("{part}_seconds")), figure(&format!("{part}_cpu_seconds")));
+        let time =
+            |part: &str| format!("{:.3} / {:.3}", figure(&format!("{part}_seconds")), figure(&format!("{part}_cpu_seconds")));
         let copied = get("store_copy_share").or_else(|| get("copy_wait_share"));
         let mut cells = vec![("step", name)];
         cells.extend(StepPart::ALL.map(|part| (part.name(), time(part.name()))));

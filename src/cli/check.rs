@@ -1,5 +1,7 @@
 //! `kvtune check`: parses, resolves, looks at model and data, and prints what would run.
 
+use std::ops::Range;
+
 use clap::Args;
 use serde_json::{Value, json};
 use tch::Device;
@@ -186,14 +188,9 @@ fn table(
         HeadRecipe::SeqClassification(classes) => format!("seq_classification, {classes}"),
     };
     let mut table = Table::new(&["what", "value"]);
-    let shape = format!(
-        "{} layers × {}, {} query heads, {} KV heads of {}",
-        config.num_layers(),
-        config.hidden_size,
-        config.layers[0].attention.num_heads,
-        config.layers[0].attention.num_kv_heads,
-        config.layers[0].attention.head_dim
-    );
+    let (layers, width, attention) = (config.num_layers(), config.hidden_size, &config.layers[0].attention);
+    let (heads, kv_heads, head_dim) = (attention.num_heads, attention.num_kv_heads, attention.head_dim);
+    let shape = format!("{layers} layers × {width}, {heads} query heads, {kv_heads} KV heads of {head_dim}");
     table.row(&["model", &recipe.model.path.display().to_string()]);
     table.row(&["family", &architecture(config)]);
     table.row(&["shape", &shape]);
@@ -201,12 +198,11 @@ fn table(
         let known: Vec<String> = config.dropouts.iter().map(|(key, probability)| format!("{key} {probability}")).collect();
         table.row(&["model's dropout", &format!("{}: left out, what is trained has its own", known.join(", "))]);
     }
-    match &recipe.lora {
-        Some(lora) => {
-            table.row(&["adapter", &format!("{} r {} alpha {}, {}", lora.kind(), lora.r, lora.alpha, lora.target_modules)]);
-        }
-        None => table.row(&["weights", &format!("all {} are trained", config.num_parameters())]),
-    }
+    let (trains, what) = match &recipe.lora {
+        Some(lora) => ("adapter", format!("{} r {} alpha {}, {}", lora.kind(), lora.r, lora.alpha, lora.target_modules)),
+        None => ("weights", format!("all {} are trained", config.num_parameters())),
+    };
+    table.row(&[trains, &what]);
     if !config.packed.forms.is_empty() {
         let forms: Vec<String> = config.packed.forms.iter().map(|(form, count)| format!("{count} in {form}")).collect();
         table.row(&["packed weights", &format!("{}: {}", config.packed.all().bytes, forms.join(", "))]);
@@ -259,23 +255,15 @@ fn waiting_parts(recipe: &Recipe, settings: &Settings, config: &ModelConfig, fir
         return state;
     }
     let bytes = |numbers: usize| Bytes((numbers * kind_of(recipe.model.dtype).elt_size_in_bytes()) as u64);
-    let of_bands: Vec<usize> = settings
-        .layer_bands(first_trained)
-        .into_iter()
-        .map(|band| band.map(|layer| config.num_layer_parameters(layer)).sum())
-        .collect();
-    let (all, in_flight) = (of_bands.iter().sum(), of_bands.windows(2).map(|pair| pair[0] + pair[1]).max());
-    let Some(in_flight) = in_flight else {
+    let of_band = |band: Range<usize>| band.map(|layer| config.num_layer_parameters(layer)).sum();
+    let of_bands: Vec<usize> = settings.layer_bands(first_trained).into_iter().map(of_band).collect();
+    let all = bytes(of_bands.iter().sum());
+    let Some(two) = of_bands.windows(2).map(|pair| bytes(pair[0] + pair[1])).max() else {
         return format!(
-            "{state}; a single layer band holds all layers, whose weights stay ({}): lower `grad.layers_per_cell`",
-            bytes(all)
+            "{state}; a single layer band holds all layers, whose weights stay ({all}): lower `grad.layers_per_cell`"
         );
     };
-    format!(
-        "{state}, and the layers' weights ({}), of which a GPU holds two layer bands at a time ({})",
-        bytes(all),
-        bytes(in_flight)
-    )
+    format!("{state}, and the layers' weights ({all}), of which a GPU holds two layer bands at a time ({two})")
 }
 
 /// What the choices take on the host: of evictions, and of experts.

@@ -20,7 +20,6 @@ pub(super) enum Wanted {
 }
 
 impl Wanted {
-    /// Reads what stands behind `--device`.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         let unknown = "expected `auto`, `cpu`, `cuda` or `cuda:1`";
         match text.split_once(':') {

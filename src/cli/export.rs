@@ -56,7 +56,6 @@ enum Program {
     Ollama,
 }
 
-/// The type of a GGUF file's matrices, by llama.cpp's name.
 fn gguf_dtype() -> impl TypedValueParser<Value = GgufDtype> {
     let f16 = PossibleValue::new("f16").help("16 bits a number");
     let q8 = PossibleValue::new("q8_0").help("8.5 bits a number, in blocks of 32");
@@ -148,7 +147,6 @@ fn hash_of_model(found: &FoundCheckpoint, recipe: &Recipe) -> Result<String, Fau
     Ok(identity(&own, None)?.model)
 }
 
-/// The means of answers that a run keeps.
 fn of_answers(file: &AnswerListing) -> CacheResult {
     let text = |value: &Value| value.as_str().unwrap_or_default().trim_matches('"').to_owned();
     let cache = &file.settings["cache"];

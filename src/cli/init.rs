@@ -16,7 +16,6 @@ use crate::units::Fault;
 
 /// Where no sample is longer, a cache that evicts would spare next to nothing.
 const TINY: usize = 512;
-/// The longest cache that is proposed.
 const MAX_CACHE: usize = 16384;
 const MAX_CHUNK: usize = 1024;
 

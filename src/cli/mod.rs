@@ -38,6 +38,8 @@ use crate::units::Fault;
 
 pub use process::main;
 
+// Arguments that several commands share have no documentation of their own: clap would take it for that of the command.
+
 /// Each command with its arguments, and how it is run: with the options that all take, and the parser of them all. It returns the exit code.
 macro_rules! verbs {
     (|$verb:ident, $options:ident, $parser:ident| $($(#[$attribute:meta])* $name:ident($arguments:ty) => $run:expr,)*) => {

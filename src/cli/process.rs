@@ -70,18 +70,16 @@ fn refused(error: &clap::Error) -> i32 {
 }
 
 /// Does what is asked, and returns the exit code.
-fn run(arguments: &Arguments) -> Result<i32, Fault> {
-    let Arguments { verb, verb_name, options } = arguments;
-    console::speak(Speech { is_quiet: options.quiet, is_verbose: options.verbose, is_json: options.format == Format::Json });
-    if !launch::is_for_ranks(verb_name, &parser()) {
-        world::refuse_further_ranks(verb_name)?;
-    }
-    verb.run(options, parser)
-}
-
-fn code_of(arguments: &Arguments) -> i32 {
+fn code_of(Arguments { verb, verb_name, options }: &Arguments) -> i32 {
     panics::silence();
-    let done = panics::caught(|| limits::check().and_then(|()| run(arguments)));
+    let done = panics::caught(|| {
+        limits::check()?;
+        console::speak(Speech { is_quiet: options.quiet, is_verbose: options.verbose, is_json: options.format == Format::Json });
+        if !launch::is_for_ranks(verb_name, &parser()) {
+            world::refuse_further_ranks(verb_name)?;
+        }
+        verb.run(options, parser)
+    });
     // What of it was slower than it need be, where nobody has said so yet.
     for line in missing_kernels() {
         console::note(&line);

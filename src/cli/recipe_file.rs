@@ -10,7 +10,6 @@ use crate::recipe::{Recipe, RecipeError, Resolved, Weights};
 use crate::report::console;
 use crate::train;
 
-// No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(super) struct RecipePath {
@@ -49,7 +48,6 @@ pub(super) fn noted(resolved: Resolved) -> Recipe {
     resolved.recipe
 }
 
-// Likewise.
 #[derive(Debug, Args)]
 pub(super) struct RecipeFile {
     #[command(flatten)]

@@ -20,7 +20,6 @@ use crate::report::console;
 use crate::train;
 use crate::units::Fault;
 
-// No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 pub(super) struct ModelArgs {
     /// A run (its `final`, else its newest checkpoint), a checkpoint, a model directory, or the name of a model in the Hugging Face cache.
@@ -201,13 +200,11 @@ pub(super) fn recipe_revision(recipe: &Path, set: &[String], model: &Path) -> Re
     Ok(revision.filter(|_| files::cached_id(&path, "models").as_deref() == model.to_str()))
 }
 
-/// Whether some `--set` says something of a key.
 fn sets(set: &[String], key: &str) -> bool {
     set.iter().any(|word| word.trim_start().starts_with(key))
 }
 
 impl LoadedModel {
-    /// What writes `width` texts at the same time.
     pub(super) fn generator(&self, width: usize) -> Generator<'_> {
         Generator::new(&self.engine, &self.model, self.tokenizer.as_ref(), width).finding(self.initial_parts.as_ref())
     }
@@ -219,7 +216,6 @@ impl LoadedModel {
     }
 }
 
-/// How texts of the model in `dir` are generated, by its own files.
 pub(super) fn own_rules(dir: &Path) -> Result<GenerationRules, Fault> {
     let (rules, unknown) = GenerationRules::of_model(dir)?;
     if !unknown.is_empty() {

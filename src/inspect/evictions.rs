@@ -7,11 +7,9 @@ use crate::cache::ReplayLog;
 use crate::units::Fault;
 use crate::verify::{departures, stays};
 
-/// What a KV head kept of a sequence.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HeadEvictions {
     pub evicted: usize,
-    /// Tokens that stayed to the end.
     pub kept: usize,
     /// Mean number of tokens that came before an evicted one left.
     pub mean_stay: Option<f64>,
@@ -20,7 +18,6 @@ pub struct HeadEvictions {
     cells: Vec<KeptCell>,
 }
 
-/// What became of the tokens of a cell.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct KeptCell {
     /// How long those stayed that left: the mean of the logarithms, from 0 for one token to 1 for all of the sequence.
@@ -38,7 +35,6 @@ pub struct LayerEvictions {
     pub heads: Vec<HeadEvictions>,
 }
 
-/// What the caches of all layers kept of one sequence.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Evictions {
     /// Which sequence of the log, and of how many.
@@ -76,7 +72,6 @@ impl Evictions {
         Ok(Self { sequence: (sequence, found), tokens, tokens_per_cell, layers })
     }
 
-    /// The picture; `name` is that of the log.
     pub fn map(&self, name: &str) -> ColourMap {
         let (tokens, per_cell) = (self.tokens, self.tokens_per_cell);
         let sequence = format!("{name}, sequence {} of 0 to {}, {tokens} tokens", self.sequence.0, self.sequence.1 - 1);

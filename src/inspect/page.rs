@@ -38,21 +38,18 @@ pub fn report_page(runs: &[RunContents], scores: &[EvaluationLine], maps: &[Colo
     add("checkpoints", "Checkpoints", checkpoints(runs));
     add("recipes", if runs.len() == 1 { "Recipe" } else { "Recipes" }, recipes(runs));
     let links: Vec<String> = sections.iter().map(|(id, heading)| format!("<a href=\"#{id}\">{heading}</a>\n")).collect();
+    let paths: Vec<String> = runs.iter().map(|run| run.path.display().to_string()).collect();
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
          <style>\n{style}</style>\n</head>\n<body>\n<main>\n<header>\n<h1>{title}</h1>\n\
-         <p class=\"about\">{paths}</p>\n<nav aria-label=\"Sections\">\n{links}</nav>\n</header>\n{body}</main>\n</body>\n</html>\n",
+         <p class=\"about\">{about}</p>\n<nav aria-label=\"Sections\">\n{links}</nav>\n</header>\n{body}</main>\n</body>\n</html>\n",
         title = escape(&title),
         links = links.concat(),
         body = body.concat(),
         style = include_str!("page.css"),
-        paths = escape(&format!(
-            "kvtune {}: {}",
-            env!("CARGO_PKG_VERSION"),
-            runs.iter().map(|run| run.path.display().to_string()).collect::<Vec<_>>().join(", ")
-        )),
+        about = escape(&format!("kvtune {}: {}", env!("CARGO_PKG_VERSION"), paths.join(", "))),
     )
 }
 

@@ -15,10 +15,8 @@ use crate::units::{Exit, Fault, printable};
 /// Whether nothing is said but errors.
 static MUTE: AtomicBool = AtomicBool::new(false);
 
-/// What the command line has asked for.
 static SPEECH: OnceLock<Speech> = OnceLock::new();
 
-/// How much is said, and in which form.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Speech {
     /// Results, warnings and errors only.
@@ -43,7 +41,6 @@ pub fn be_quiet() {
     MUTE.store(true, Ordering::Relaxed);
 }
 
-/// Whether no remark is made.
 pub fn is_quiet() -> bool {
     MUTE.load(Ordering::Relaxed) || speech().is_quiet
 }

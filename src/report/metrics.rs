@@ -93,7 +93,6 @@ pub struct MetricsMark {
     pub is_owed: bool,
 }
 
-/// The file, open for appending.
 #[derive(Debug)]
 pub struct Metrics {
     path: PathBuf,
@@ -106,7 +105,6 @@ pub struct Metrics {
 #[derive(Debug)]
 pub struct KeptMetrics {
     pub lines: Vec<StepMetrics>,
-    /// The line that is to be written anew.
     pub owed: Option<StepMetrics>,
     /// Lines that no check stands for.
     pub unchecked: u64,
@@ -124,8 +122,7 @@ impl KeptMetrics {
             if mark.step > 0 && kept.lines.last().is_some_and(|line| line.step >= mark.step) {
                 break;
             }
-            let changed = |what: String| other_line(path, index + 1, &what);
-            let broken = || other_line(path, index + 1, NO_LINE);
+            let wrong = |what: &str| other_line(path, index + 1, what);
             let read =
                 std::str::from_utf8(line).ok().and_then(|text| Some((text, serde_json::from_str::<StepMetrics>(text).ok()?)));
             // Before the first step there need not be a line, and so it may be the one that was cut.
@@ -133,17 +130,17 @@ impl KeptMetrics {
                 Some((_, metrics)) if metrics.step > mark.step => break,
                 Some(read) => read,
                 None if mark.step == 0 => break,
-                None => return Err(broken()),
+                None => return Err(wrong(NO_LINE)),
             };
             match checked(text) {
                 Some((figures, check)) if check == check_of(&kept.check, &figures) => check.clone_into(&mut kept.check),
                 None if kept.check.is_empty() && mark.unchecked.is_none_or(|most| kept.unchecked < most) => kept.unchecked += 1,
-                _ => return Err(changed("it is not as it was written, or the lines before it are not".into())),
+                _ => return Err(wrong("it is not as it was written, or the lines before it are not")),
             }
             if let Some(before) = kept.lines.last()
                 && metrics.step != before.step + 1
             {
-                return Err(changed(format!("expected step {}, found step {}", before.step + 1, metrics.step)));
+                return Err(wrong(&format!("expected step {}, found step {}", before.step + 1, metrics.step)));
             }
             kept.texts.push(text.to_owned());
             kept.lines.push(metrics);

@@ -18,7 +18,6 @@ const NARROW: usize = 60;
 /// Between lines in a log, the first one included: what takes less says nothing.
 const INTERVAL: Duration = Duration::from_secs(20);
 
-/// The progress of a run on standard error.
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,

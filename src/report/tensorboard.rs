@@ -35,7 +35,6 @@ impl TensorBoard {
         self.append(summaries(metrics).iter().map(event).collect());
     }
 
-    /// Appends a few answers of a validation.
     pub fn send_text(&mut self, step: u64, text: &str) {
         self.append(vec![of_step(step, &in_text("eval/answers", text))]);
     }
@@ -67,7 +66,6 @@ const TENSOR: u64 = 8;
 const METADATA: u64 = 9;
 const STRING: u64 = 7;
 
-/// How the names of event files begin.
 const PREFIX: &str = "events.out.tfevents.";
 
 fn begin(dir: &Path) -> io::Result<DiskFile> {

@@ -25,7 +25,6 @@ const FIRST: &str = "the rows above it come first";
 const INDEX: &str = "name another GPU with `--device`, and look at `CUDA_VISIBLE_DEVICES`";
 const GRAPHS: &str = "CUDA graphs";
 
-/// What a GPU that can compute is tried with.
 const TRIALS: [(&str, fn(Device) -> DoctorCheck); 4] = [
     ("GPU product", |device| host::product("GPU product", device)),
     ("GPU attention", attends),

@@ -23,7 +23,6 @@ use crate::units::Fault;
 /// Texts that are written at the same time.
 const WIDTH: u16 = 8;
 
-// No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 pub(super) struct AnswerArguments {
     /// Write an answer to each prompt, greedily unless told otherwise, and score it: `longbench_v2` for LongBench v2, `ruler_all` for

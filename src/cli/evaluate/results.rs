@@ -18,7 +18,6 @@ use crate::units::Fault;
 const COLUMNS: [&str; 10] =
     ["evaluated", "policy", "slots", "samples of", "samples", "tokens", "targets", "loss", "perplexity", "accuracy"];
 
-/// What came of a model with a cache.
 pub(super) struct Evaluated {
     pub(super) name: PathBuf,
     pub(super) split: Split,

@@ -76,12 +76,10 @@ pub(in crate::cli) fn targets(
 }
 
 impl Target {
-    /// The directory that it is known by.
     pub(in crate::cli) fn dir(&self) -> &Path {
         self.checkpoint.as_ref().map_or(&self.path, |found| &found.dir)
     }
 
-    /// The run that it is a checkpoint of.
     pub(super) fn run(&self) -> Option<&Path> {
         self.checkpoint.as_ref().map(|found| found.run.as_path()).filter(|run| train::resolved_recipe_path(run).is_ok())
     }
@@ -130,7 +128,6 @@ impl Target {
     }
 }
 
-// No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SampleArguments {
     /// Which samples to use; `rest`: those of the training file that `data.on_too_long = "drop"` leaves out.

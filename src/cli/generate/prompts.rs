@@ -95,7 +95,6 @@ fn tokens_of(list: &str) -> Result<Vec<u32>, Fault> {
     })
 }
 
-// No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 pub(super) struct TemplateArguments {
     /// The chat template, in place of the model's own: a file, a text, or the name of one of several that the model has.

@@ -18,7 +18,6 @@ pub(super) enum Shown {
     /// The only one, as it comes.
     Streamed,
     Texts,
-    /// A JSON object a line.
     Json,
 }
 
@@ -28,7 +27,6 @@ pub(super) struct WrittenTexts {
     has_text: bool,
     /// The samples of each prompt, prompt after prompt.
     texts: Vec<WrittenText>,
-    /// Where the texts of a request stand.
     places: BTreeMap<RequestId, Range<usize>>,
     num_printed: usize,
     /// The first of the requests that could not be carried out.

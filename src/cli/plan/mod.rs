@@ -5,8 +5,8 @@ pub(super) mod output;
 use clap::Args;
 use tch::Device;
 
-use super::values::{at_least_one, bytes};
 use super::recipe_file::RecipeFile;
+use super::values::{at_least_one, bytes};
 use super::world::Joining;
 use crate::data::{Batch, Tokenizer};
 use crate::dist::ProcessGroup;

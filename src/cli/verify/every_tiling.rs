@@ -37,8 +37,7 @@ pub(super) fn prove(
     for (index, other) in tilings.into_iter().enumerate() {
         let (began, is_own) = (Instant::now(), index == 0);
         let engine = engine_of(&other)?;
-        let inexact = || engine.settings().inexact_stores(trained.start);
-        let keys = if is_own { written(&inexact()) } else { differences(recipe, &other) };
+        let keys = if is_own { written(&engine.settings().inexact_stores(trained.start)) } else { differences(recipe, &other) };
         let found = proofs.prove(&engine)?;
         let one = Proved { recipe: other, is_own, keys, verdict: found.verdict(tolerance), found };
         if console::speech().is_json {

@@ -30,12 +30,8 @@ pub(super) fn tell(proofs: &Proofs<'_>, found: &TilingProof, stores: &[(&'static
     let (of, verdict) = (&found.comparison, found.verdict(proofs.tolerance()));
     if console::speech().is_json {
         of.matrices.iter().try_for_each(|m| console::result(&line_of(m).to_string()))?;
-        let (cosine, _) = of.whole();
-        tell_whole(
-            proofs,
-            of,
-            &json!({ "verdict": verdict.name(), "relative_error": found.relative_error(), "cosine": cosine }),
-        )?;
+        let (error, (cosine, _)) = (found.relative_error(), of.whole());
+        tell_whole(proofs, of, &json!({ "verdict": verdict.name(), "relative_error": error, "cosine": cosine }))?;
     } else {
         console::table(&table(of))?;
         match found.bound {

@@ -9,7 +9,6 @@ use super::ticks::{in_short, ticks};
 pub struct ColourRow {
     /// What stands beside the rows of a group: neighbours with the same words.
     pub group: String,
-    /// What tells it from others of its group.
     pub name: String,
     /// Every row has as many; `None` where there is nothing.
     pub cells: Vec<Option<Rgb>>,

@@ -5,7 +5,6 @@ use super::ticks::{ends, in_short, range, share, ticks};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Curve {
-    /// What it is called in the legend.
     pub(crate) name: String,
     /// In the order of x. Where y is not finite the curve has a gap.
     pub(crate) points: Vec<(f64, f64)>,
@@ -15,7 +14,6 @@ pub(crate) struct Curve {
 pub(crate) struct CurveChart {
     /// What y is, with its unit.
     pub(crate) title: String,
-    /// In the order of their colours.
     pub(crate) curves: Vec<Curve>,
     /// Whether y begins at zero, as amounts do.
     pub(crate) is_from_zero: bool,
@@ -39,7 +37,6 @@ const MANY: usize = 150;
 const COLUMNS: usize = 400;
 
 impl CurveChart {
-    /// The picture; `id` is its own within a page.
     pub(crate) fn to_svg(&self, id: &str) -> String {
         let mut svg = Svg::new(WIDTH, HEIGHT, id, &self.title, &self.in_words());
         svg.text(LEFT - 38.0, 20.0, &self.title, Words::new(14.0, Ink::TEXT).bold());
