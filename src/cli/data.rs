@@ -230,7 +230,9 @@ fn table(survey: &Survey) -> Table {
         ("held out, and trained on, too", if_any(survey.shared)),
     ];
     let mut table = Table::new(&["rows", "count"]);
-    rows.into_iter().for_each(|(what, count)| table.figure(what, count));
+    for (what, count) in rows {
+        table.figure(what, count);
+    }
     table
 }
 

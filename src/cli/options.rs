@@ -71,7 +71,9 @@ impl SharedOptions {
         let chosen = world.choose_backend(joining.backend, device);
         let world = Rc::new(world);
         let done = chosen.and_then(|note| {
-            note.iter().for_each(|note| console::note(note));
+            if let Some(note) = note {
+                console::note(&note);
+            }
             work(device, &world)
         });
         world.leave(done.as_ref().err().map(ToString::to_string).as_deref())?;

@@ -12,7 +12,6 @@ use super::{Verb, launch, limits, panics, world};
 use crate::native::cuda::missing_kernels;
 use crate::recipe::{check_policies_by, know_formats};
 use crate::report::console::{self, Speech};
-use crate::units::Fault;
 use crate::{cache, data};
 
 /// Variables of profilers that write what they have seen when the process ends in the ordinary way: CUPTI's, of Nsight, and LLVM's.

@@ -23,14 +23,11 @@ const DRIVER: &str = "install NVIDIA's driver 580 or newer";
 const WHEELS: &str = "install the full set of torch 2.11 wheels and point `LD_LIBRARY_PATH` at its `torch/lib`";
 const FIRST: &str = "the rows above it come first";
 const INDEX: &str = "name another GPU with `--device`, and look at `CUDA_VISIBLE_DEVICES`";
-const GRAPHS: &str = "CUDA graphs";
 
-const TRIALS: [(&str, fn(Device) -> DoctorCheck); 4] = [
-    ("GPU product", |device| host::product("GPU product", device)),
-    ("GPU attention", attends),
-    ("GPU kernels", runs_kernels),
-    (GRAPHS, |device| told(guarded(|| no_grad(|| replays(device))))),
-];
+const PRODUCT: &str = "GPU product";
+const ATTENTION: &str = "GPU attention";
+const KERNELS: &str = "GPU kernels";
+const GRAPHS: &str = "CUDA graphs";
 
 /// All of it, for the GPU `index`; `is_promised` says whether CUDA is asked for or there is a device, `half` what came of loading libtorch's.
 pub(super) fn examine(is_promised: bool, index: usize, half: &CudaSupport) -> Vec<DoctorCheck> {
@@ -58,11 +55,17 @@ pub(super) fn examine(is_promised: bool, index: usize, half: &CudaSupport) -> Ve
         let free = if at == index && *half == CudaSupport::Loaded { free_device_memory(at) } else { None };
         checks.push(of_gpu(at, gpu, free));
     }
-    let usable = usable(gpus.len(), index, half);
-    checks.extend(TRIALS.iter().map(|(name, trial)| match usable {
-        Ok(device) => trial(device),
-        Err((why, hint)) => DoctorCheck::needed(name, Err((why.to_owned(), hint)), is_promised),
-    }));
+    checks.extend(match usable(gpus.len(), index, half) {
+        Ok(device) => [
+            host::product(PRODUCT, device),
+            attends(device),
+            runs_kernels(device),
+            told(guarded(|| no_grad(|| replays(device)))),
+        ],
+        Err((why, hint)) => {
+            [PRODUCT, ATTENTION, KERNELS, GRAPHS].map(|name| DoctorCheck::needed(name, Err((why.to_owned(), hint)), is_promised))
+        }
+    });
     checks
 }
 
@@ -112,7 +115,7 @@ fn of_gpu(index: usize, gpu: &Gpu, free: Option<u64>) -> DoctorCheck {
 fn attends(device: Device) -> DoctorCheck {
     let found = KernelsOfHeads::tried(device, Kind::BFloat16, HEAD_DIM);
     let hint = "look at the reasons: the GPU may be too old for these kernels, or libtorch's CUDA half without them";
-    DoctorCheck::judged("GPU attention", found.to_string(), !found.is_blockwise, hint)
+    DoctorCheck::judged(ATTENTION, found.to_string(), !found.is_blockwise, hint)
 }
 
 /// kvtune's own kernels: one of their texts is compiled and started, for all that compiling needs.
@@ -130,7 +133,7 @@ fn runs_kernels(device: Device) -> DoctorCheck {
         () => "other numbers came out than should".to_owned(),
     };
     let hint = "libtorch's operations do their work, slower; look at the row of NVRTC and at the reason";
-    DoctorCheck::judged("GPU kernels", found, norms && missing.is_empty(), hint)
+    DoctorCheck::judged(KERNELS, found, norms && missing.is_empty(), hint)
 }
 
 /// Whether a sum that was captured as a graph is right for other numbers than those that it was captured with.
