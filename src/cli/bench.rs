@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 use tch::Device;
 
-use super::plan::output::in_json;
+use super::plan::in_json;
 use super::recipe_file::RecipeFile;
 use super::values::{any_number, at_least_one};
 use super::world::Joining;

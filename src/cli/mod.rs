@@ -17,7 +17,6 @@ mod inspect;
 mod launch;
 mod limits;
 mod options;
-mod panics;
 mod plan;
 mod process;
 mod recipe_file;

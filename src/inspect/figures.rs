@@ -4,8 +4,7 @@ use serde::Serialize;
 
 use super::RunContents;
 use crate::checkpoint::{Best, SampleCounts};
-use crate::report::evicted::Evicted;
-use crate::report::metrics::StepMetrics;
+use crate::report::metrics::{Evicted, StepMetrics};
 use crate::units::{Bytes, Seconds};
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

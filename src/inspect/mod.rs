@@ -5,7 +5,6 @@ mod contents;
 mod evictions;
 mod figures;
 mod page;
-mod page_tables;
 mod scores;
 
 pub use chart::{ColourMap, ColourRow, ColourScale, MAX_CELLS, Rgb, in_terminal};

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::evicted::Evicted;
+use super::metrics::Evicted;
 use super::table::Table;
 use crate::files::{self, FileKind};
 use crate::units::{Bytes, Seconds};

@@ -56,12 +56,9 @@ pub(super) fn examine(is_promised: bool, index: usize, half: &CudaSupport) -> Ve
         checks.push(of_gpu(at, gpu, free));
     }
     checks.extend(match usable(gpus.len(), index, half) {
-        Ok(device) => [
-            host::product(PRODUCT, device),
-            attends(device),
-            runs_kernels(device),
-            told(guarded(|| no_grad(|| replays(device)))),
-        ],
+        Ok(device) => {
+            [host::product(PRODUCT, device), attends(device), runs_kernels(device), told(guarded(|| no_grad(|| replays(device))))]
+        }
         Err((why, hint)) => {
             [PRODUCT, ATTENTION, KERNELS, GRAPHS].map(|name| DoctorCheck::needed(name, Err((why.to_owned(), hint)), is_promised))
         }

@@ -1,18 +1,104 @@
-//! A decision of the planner, as lines of JSON and as tables.
+//! `kvtune plan`: the memory of a step before it is made, an estimate of its time, and the tiling that suits the machine.
 
+use clap::Args;
 use serde_json::{Value, json};
+use tch::Device;
 
-use crate::data::Batch;
-use crate::plan::{Alternative, Forecast, Machine, PlannedPeak, StepPart};
+use super::recipe_file::RecipeFile;
+use super::values::{at_least_one, bytes};
+use super::world::Joining;
+use crate::data::{Batch, Tokenizer};
+use crate::dist::ProcessGroup;
+use crate::measure::random_batch;
+use crate::model::ModelConfig;
+use crate::plan::{Alternative, Decision, Forecast, Machine, PlannedPeak, StepPart};
+use crate::recipe::Recipe;
 use crate::report::console;
 use crate::report::table::Table;
+use crate::train;
 use crate::units::{Bytes, Fault, Seconds, counted};
 
 /// Alternatives that are shown in addition to the chosen one.
 const SHOWN: usize = 12;
 
+/// Predict memory and time of a step, and choose the best tiling.
+#[derive(Debug, Args)]
+pub(super) struct Plan {
+    #[command(flatten)]
+    recipe: RecipeFile,
+    /// Plan for sequences of N tokens, all of them targets, instead of the heaviest batch of the recipe's data.
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    tokens: Option<usize>,
+    /// Plan for a GPU with this much memory, for example `40GB` or `80GiB`. If this machine has no GPU, no time is estimated.
+    #[arg(long, value_name = "BYTES", value_parser = bytes())]
+    device_memory: Option<Bytes>,
+    /// Host memory limit. Default: the available memory.
+    #[arg(long, value_name = "BYTES", value_parser = bytes())]
+    host_memory: Option<Bytes>,
+    /// Disk space for scratch files. Default: the free space of `grad.scratch_dir`, else of `output_dir`.
+    #[arg(long, value_name = "BYTES", value_parser = bytes())]
+    scratch_space: Option<Bytes>,
+    #[command(flatten)]
+    pub(super) joining: Joining,
+}
+
+impl Plan {
+    pub(super) fn run(&self, device: Device, world: &ProcessGroup) -> Result<(), Fault> {
+        let recipe = self.recipe.load(device)?;
+        train::check_even(world, &recipe)?;
+        let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
+        train::check_trained(&recipe, &config)?;
+        train::check_data(&recipe, &config)?;
+        let mut machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
+        let here = machine;
+        let batch = machine.including(|| self.batch(&recipe, &config, here))?;
+        let machine = self.machine(&recipe, machine);
+        if world.size() > 1 {
+            let (ranks, here) = (world.size(), world.ranks_here());
+            console::note(&format!("for one of {ranks} ranks, {here} of which share this machine's memory and disk"));
+        }
+        let decision = train::plan(&recipe, &config, &batch, machine, |planner| planner.decide(&recipe.grad))?;
+        let Decision { chosen, alternatives: mut others } = decision;
+        if recipe.grad.open.is_empty() {
+            others = train::plan(&recipe, &config, &batch, machine, |planner| planner.alternatives(&recipe.grad))?;
+        }
+        others.retain(|other| other.grad != chosen.grad);
+        if console::speech().is_json {
+            print_json(&chosen, &others, machine)
+        } else {
+            print_tables(&chosen, &others, machine, &batch)
+        }
+    }
+
+    /// The heaviest that will come.
+    fn batch(&self, recipe: &Recipe, config: &ModelConfig, machine: Machine) -> Result<Batch, Fault> {
+        let Some(tokens) = self.tokens else {
+            let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
+            let data = train::open_data(recipe, config, tokenizer.as_ref())?;
+            console::note(&data.to_string());
+            train::check_answers(recipe, &data)?;
+            return train::heaviest(recipe, config, &data.train, machine);
+        };
+        random_batch(recipe, config, &[tokens], recipe.train.seed)
+    }
+
+    /// What is planned for: this machine, but for what the arguments say of it.
+    fn machine(&self, recipe: &Recipe, mut machine: Machine) -> Machine {
+        if self.device_memory.is_none() || machine.device.is_cuda() {
+            machine = machine.timed(recipe.model.dtype);
+        } else {
+            machine.device = Device::Cuda(0);
+        }
+        machine.limits.device = self.device_memory.or(machine.limits.device);
+        machine.limits.host = self.host_memory.or(machine.limits.host);
+        machine = machine.with_disk(train::disk_of_run(recipe, None));
+        machine.limits.files = self.scratch_space.or(machine.limits.files);
+        machine
+    }
+}
+
 /// Keys as `docs/reference/plan.md` has them; `kind` says what the line is.
-pub(in crate::cli) fn in_json(kind: &str, alternative: &Alternative) -> Value {
+pub(super) fn in_json(kind: &str, alternative: &Alternative) -> Value {
     let Alternative { grad, cells, kept, forecast, device, host, operations, seconds, fits } = alternative;
     let peak = |peak: &PlannedPeak| {
         let parts: Vec<Value> = peak.parts.iter().map(|(part, bytes)| json!({ "part": part, "bytes": bytes.0 })).collect();
@@ -33,7 +119,7 @@ pub(in crate::cli) fn in_json(kind: &str, alternative: &Alternative) -> Value {
     })
 }
 
-pub(super) fn print_json(chosen: &Alternative, others: &[Alternative], machine: Machine) -> Result<(), Fault> {
+fn print_json(chosen: &Alternative, others: &[Alternative], machine: Machine) -> Result<(), Fault> {
     let limit = |bytes: Option<Bytes>| bytes.map(|bytes| bytes.0);
     let setup = json!({
         "kind": "machine", "device": if machine.device.is_cuda() { "cuda" } else { "cpu" }, "threads": machine.threads,
@@ -45,7 +131,7 @@ pub(super) fn print_json(chosen: &Alternative, others: &[Alternative], machine: 
     others.iter().try_for_each(|other| console::result(&in_json("alternative", other).to_string()))
 }
 
-pub(super) fn print_tables(chosen: &Alternative, others: &[Alternative], machine: Machine, batch: &Batch) -> Result<(), Fault> {
+fn print_tables(chosen: &Alternative, others: &[Alternative], machine: Machine, batch: &Batch) -> Result<(), Fault> {
     let Forecast { device, host, .. } = &chosen.forecast;
     if let (Some(on_device), Some(host)) = (chosen.device, host) {
         console::result(&(console::fitted(&parts("the device's memory at its peak", device, on_device)) + "\n"))?;
