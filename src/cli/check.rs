@@ -156,20 +156,16 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
         (Storage::Preallocated, false) => format!("slots {}", kv.cache_length),
         _ => "as many slots as tokens".to_owned(),
     };
-    let mut words = vec![kv.policy.to_string(), slots];
-    if kv.buffer != BufferKind::Plain {
-        words.push(format!("in {}", kv.buffer));
-    }
-    if kv.storage != Storage::Preallocated {
-        words.push(kv.storage.to_string());
-    }
-    if kv.cpu_offload {
-        words.push("waiting on the host".to_owned());
-    }
-    words.push(format!("chunks of {}", kv.wanted_chunk_size()));
-    if let Some((layers, widest)) = windows(config) {
-        words.push(format!("{layers} layers with a window of {widest} instead"));
-    }
+    let words = [
+        Some(kv.policy.to_string()),
+        Some(slots),
+        (kv.buffer != BufferKind::Plain).then(|| format!("in {}", kv.buffer)),
+        (kv.storage != Storage::Preallocated).then(|| kv.storage.to_string()),
+        kv.cpu_offload.then(|| "waiting on the host".to_owned()),
+        Some(format!("chunks of {}", kv.wanted_chunk_size())),
+        windows(config).map(|(layers, widest)| format!("{layers} layers with a window of {widest} instead")),
+    ];
+    let words: Vec<String> = words.into_iter().flatten().collect();
     (words.join(", "), (!is_uniform).then(|| lengths.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")))
 }
 

@@ -121,7 +121,11 @@ impl Export {
     fn results(&self, found: &FoundCheckpoint, recipe: Option<&Recipe>) -> Result<Vec<CacheResult>, Fault> {
         let mut kept = kept_answers(&found.run, &found.dir)?;
         if let Some(recipe) = recipe.filter(|_| found.holds == Weights::All && !kept.is_empty()) {
-            let model = hash_of_model(found, recipe)?;
+            // What `evaluate` notes of a checkpoint that is a whole model: one of the same name may have had other weights.
+            let mut own = recipe.clone();
+            own.model.path.clone_from(&found.dir);
+            own.kv_cache.gates = None;
+            let model = identity(&own, None)?.model;
             kept.retain(|file| file.settings["model"] == model.as_str());
         }
         let mut results: Vec<CacheResult> = kept.iter().map(of_answers).collect();
@@ -137,14 +141,6 @@ impl Export {
         }
         Ok(results)
     }
-}
-
-/// What `evaluate` notes of a checkpoint that is a whole model: one of the same name may have had other weights.
-fn hash_of_model(found: &FoundCheckpoint, recipe: &Recipe) -> Result<String, Fault> {
-    let mut own = recipe.clone();
-    own.model.path.clone_from(&found.dir);
-    own.kv_cache.gates = None;
-    Ok(identity(&own, None)?.model)
 }
 
 fn of_answers(file: &AnswerListing) -> CacheResult {

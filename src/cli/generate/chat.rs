@@ -70,8 +70,8 @@ impl<'a> Chat<'a> {
     }
 
     fn tell_status(&self) {
-        let tokens = self.kept.as_ref().map_or(0, |(kept, _)| kept.ids.len());
-        let (held, evicted) = self.kept.as_ref().map_or((0, 0), |(kept, _)| kept.session.entries());
+        let lengths = self.kept.as_ref().map(|(kept, _)| (kept.ids.len(), kept.session.entries()));
+        let (tokens, (held, evicted)) = lengths.unwrap_or_default();
         let messages = counted(self.messages.len(), "message");
         console::note(&format!("{messages}, {tokens} tokens; the caches hold {held} entries, {evicted} have been evicted"));
     }

@@ -56,7 +56,7 @@ impl ColourMap {
         let (width, height) = layout.size;
         let mut svg = Svg::new(width, height, id, &self.title, &self.in_words());
         svg.paper(width, height);
-        svg.text(18.0, 28.0, &self.title, Words::new(16.0, Ink::TEXT).bold());
+        svg.text(18.0, 28.0, &self.title, Words::new(16.0, Ink::TEXT));
         for (index, note) in self.notes.iter().enumerate() {
             svg.text(18.0, 48.0 + 17.0 * index as f64, note, Words::new(12.0, Ink::MUTED));
         }

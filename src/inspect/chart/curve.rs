@@ -39,7 +39,7 @@ const COLUMNS: usize = 400;
 impl CurveChart {
     pub(crate) fn to_svg(&self, id: &str) -> String {
         let mut svg = Svg::new(WIDTH, HEIGHT, id, &self.title, &self.in_words());
-        svg.text(LEFT - 38.0, 20.0, &self.title, Words::new(14.0, Ink::TEXT).bold());
+        svg.text(LEFT - 38.0, 20.0, &self.title, Words::new(14.0, Ink::TEXT));
         let all = || self.curves.iter().flat_map(|curve| &curve.points);
         let points = || all().filter(|p| p.0.is_finite() && p.1.is_finite());
         let Some(y_ends) = range(points().map(|p| p.1), self.is_from_zero) else {
