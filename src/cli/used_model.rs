@@ -226,19 +226,14 @@ pub(super) fn own_rules(dir: &Path) -> Result<GenerationRules, Fault> {
 
 /// What texts depend on, beside the rules by which they are generated: the recipe's model, cache and dtype, and the adapter.
 pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<SessionIdentity, Fault> {
-    let files_of_model = fingerprint(&recipe.model.path)?;
-    let (scaling, quantize) = (recipe.model.rope_scaling.as_ref(), recipe.model.quantize);
-    let beside: Vec<String> =
-        scaling.map(|scaling| format!("{scaling:?}")).into_iter().chain(quantize.map(|form| form.name().to_owned())).collect();
+    let mut parts = vec![fingerprint(&recipe.model.path)?];
+    parts.extend(recipe.model.rope_scaling.as_ref().map(|scaling| format!("{scaling:?}")));
+    parts.extend(recipe.model.quantize.map(|form| form.name().to_owned()));
     let gates = train::gates_of(recipe, adapter).map(|file| files::hash_file(&file)).transpose()?;
     let mut cache = recipe.cache_keys();
     cache.extend(gates.map(|hash| ("kv_cache.gates".to_owned(), hash)));
     Ok(SessionIdentity {
-        model: if beside.is_empty() {
-            files_of_model
-        } else {
-            files::hash_parts(std::iter::once(&files_of_model).chain(&beside))
-        },
+        model: if let [files] = &parts[..] { files.clone() } else { files::hash_parts(&parts) },
         adapter: adapter.map(checkpoint::adapter_hash).transpose()?,
         cache,
         dtype: recipe.model.dtype.name().to_owned(),
