@@ -57,7 +57,6 @@ impl Check {
         let ResolvedRun { recipe, planned, engine, data, .. } = resolved;
         let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
         let plan = engine.settings().plan(&data.train.batch(&[longest])?, None)?;
-        let schedule = RunSchedule::new(&recipe, data.train.lengths());
         if let Some(tokenizer) = &tokenizer
             && let Some(note) = auto_tokenizer_differs(&recipe.model.path, tokenizer)?
         {
@@ -70,8 +69,15 @@ impl Check {
         let kinds = trained_by_kind(&config, recipe.lora.as_ref())?;
         let numbers: u64 = kinds.iter().map(|(_, numbers)| *numbers as u64).sum();
         let kinds: Vec<String> = kinds.iter().map(|(kind, numbers)| format!("{kind} {numbers}")).collect();
-        let stages = Schedule::new(engine.settings(), &plan, first_trained);
-        let mut table = table(&recipe, &config, &plan, &stages, &schedule, &kinds.join(", "));
+        let mut table = table(&recipe, &config, &kinds.join(", "));
+        let (bands, columns) = Schedule::new(engine.settings(), &plan, first_trained).size();
+        table.row(&["longest sample", &format!("{} tokens in {} chunks", plan.len(), plan.spans.len())]);
+        table.row(&["cells", &format!("{bands} layer bands × {columns} columns")]);
+        table.row(&["graphs kept", &kept(&recipe, bands * columns)]);
+        table.row(&["layer checkpoints", &recipe.grad.layer_checkpoints.to_string()]);
+        table.row(&["undo log", &recipe.grad.undo_log.to_string()]);
+        table.row(&["attention outputs", recipe.grad.attention_outputs.name()]);
+        table.row(&["steps", &RunSchedule::new(&recipe, data.train.lengths()).to_string()]);
         let waits =
             (recipe.train.offload != Offload::None).then(|| waiting_parts(&recipe, engine.settings(), &config, first_trained));
         table.figure("waits on the host", waits);
@@ -169,15 +175,8 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
     (words.join(", "), (!is_uniform).then(|| lengths.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")))
 }
 
-fn table(
-    recipe: &Recipe,
-    config: &ModelConfig,
-    plan: &ChunkPlan,
-    stages: &Schedule,
-    schedule: &RunSchedule,
-    trained: &str,
-) -> Table {
-    let (bands, columns) = stages.size();
+/// The model, what of it is trained, its head and its cache.
+fn table(recipe: &Recipe, config: &ModelConfig, trained: &str) -> Table {
     let head = match &recipe.head {
         HeadRecipe::NextToken => "next_token".to_owned(),
         HeadRecipe::SeqClassificationOnLogits(labels) => format!("seq_classification_on_logits, {labels}"),
@@ -209,13 +208,6 @@ fn table(
     let (cache, by_layer) = cache(recipe, config);
     table.row(&["KV cache", &cache]);
     table.figure("slots by layer", by_layer);
-    table.row(&["longest sample", &format!("{} tokens in {} chunks", plan.len(), plan.spans.len())]);
-    table.row(&["cells", &format!("{bands} layer bands × {columns} columns")]);
-    table.row(&["graphs kept", &kept(recipe, bands * columns)]);
-    table.row(&["layer checkpoints", &recipe.grad.layer_checkpoints.to_string()]);
-    table.row(&["undo log", &recipe.grad.undo_log.to_string()]);
-    table.row(&["attention outputs", recipe.grad.attention_outputs.name()]);
-    table.row(&["steps", &schedule.to_string()]);
     table
 }
 

@@ -53,8 +53,7 @@ impl fmt::Display for Wanted {
     }
 }
 
-/// Loads CUDA where it is wanted, sets the number of threads, and returns the device: that of the rank, which has this number on its
-/// machine, unless another is named.
+/// Loads CUDA where it is wanted, sets the number of threads, and returns the device: by the rank's number on its machine, unless one is named.
 pub(super) fn prepare(wanted: Wanted, threads: Option<u16>, local_rank: usize) -> Result<Device, Fault> {
     // Before any other call into libtorch, which would remember that there is no CUDA.
     let state = if wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };

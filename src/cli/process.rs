@@ -1,5 +1,4 @@
-//! The process: arguments in, words and an exit code out. A panic ends as an error: what a guard caught is the guard's to report, any other is a
-//! defect, and none is printed raw.
+//! The process: arguments in, words and an exit code out. A panic that no guard has caught ends as an error, too, and none is printed raw.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::ffi::OsString;

@@ -170,8 +170,7 @@ pub(super) fn with_cache(set: &[String], policy: Option<&str>, cache_length: Opt
     of_dense.into_iter().chain(set.iter().cloned()).chain(policy).chain(length).collect()
 }
 
-/// Resolves the size of chunks. A cache that was asked for by arguments in place of the recipe's (`is_other`) does not contradict the size
-/// that the recipe has for its own.
+/// Resolves the size of chunks. Where arguments ask for another cache than the recipe's (`is_other`), the recipe's size does not contradict it.
 pub(super) fn fit_chunks(recipe: &mut Recipe, config: &ModelConfig, is_other: bool, set: &[String]) -> Result<(), Fault> {
     let asked = recipe.kv_cache.chunk_size;
     if is_other && !sets(set, "kv_cache.chunk_size") && Settings::new(config, &recipe.kv_cache, &recipe.grad.closed()).is_err() {

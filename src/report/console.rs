@@ -116,8 +116,7 @@ pub fn has_colour(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !is_refused && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
 }
 
-/// A line of a kind that is never left out, or of another process, which has left out what it should. A run goes on where nobody can read it,
-/// so a failure is let pass.
+/// A line that is never left out, or of another process, which has left out what it should. A run goes on where nobody can read it.
 pub fn say(text: &str) {
     let mut text = printable(text);
     if has_colour(&io::stderr()) {

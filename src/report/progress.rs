@@ -1,5 +1,4 @@
-//! Where a run is, and how far the tokenising of its data: a line on a terminal that changes, and above it or in a log one per logged step, or
-//! now and then.
+//! Where a run is, and how far the tokenising of its data: a line on a terminal that changes, and lines above it or in a log.
 
 use std::io::{self, IsTerminal};
 use std::path::Path;

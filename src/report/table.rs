@@ -58,8 +58,7 @@ impl Table {
         table.to_string()
     }
 
-    /// An object of names and values where there are two columns, else a list of objects by the header. Behind the first column, what is a number
-    /// is one.
+    /// An object of names and values where there are two columns, else a list of objects by the header; numbers but in the first column.
     pub fn to_json(&self) -> Value {
         let cells = |row: &comfy_table::Row| row.cell_iter().map(comfy_table::Cell::content).collect::<Vec<String>>();
         let header = self.0.header().map(cells).unwrap_or_default();

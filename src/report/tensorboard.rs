@@ -19,8 +19,7 @@ pub struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// Begins a file in `dir`. `first_step` is the first step that this start makes: what an earlier start has written from there on is
-    /// no longer shown.
+    /// Begins a file in `dir`. What an earlier start has written from `first_step` on, which is this one's first, is no longer shown.
     pub fn start(dir: &Path, first_step: u64) -> Self {
         let mut board = Self { file: begin(dir).map_err(|error| warn(&error)).ok() };
         let version = Message::default().bytes(FILE_VERSION, b"brain.Event:2");

@@ -40,8 +40,7 @@ pub(super) fn examine(is_promised: bool, index: usize, half: &CudaSupport) -> Ve
     let library = |name, found: Result<String, String>, is_promised| {
         DoctorCheck::needed(name, found.map_err(|why| (why, WHEELS)), is_promised)
     };
-    // libtorch's CUDA half needs cuDNN and NCCL to start. kvtune itself asks NCCL among ranks, and cuDNN on some GPUs, where other kernels
-    // would do.
+    // libtorch's CUDA half needs cuDNN and NCCL to start. kvtune itself asks NCCL among ranks, and cuDNN on GPUs where other kernels would do.
     let companions =
         [("CUDA runtime", Companion::Runtime, is_promised), ("cuDNN", Companion::Cudnn, false), ("NCCL", Companion::Nccl, false)];
     for (name, companion, is_promised) in companions {

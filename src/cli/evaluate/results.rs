@@ -1,5 +1,4 @@
-//! What came of evaluations, as JSON, as tables and as a file of losses; and how much their figures differ from the first's, over the same
-//! samples, and how sure that is.
+//! What came of evaluations: as JSON, as tables, as a file of losses; and how surely their figures differ from the first's over the same samples.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

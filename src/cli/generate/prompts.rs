@@ -33,8 +33,7 @@ pub(super) struct Prompts {
 }
 
 impl Prompts {
-    /// The tokens of all prompts: texts, then files, then tokens, then conversations. At the beginning of a sequence a text has the tokens that a
-    /// tokenizer puts there.
+    /// The tokens of texts, then files, then tokens, then conversations. At its beginning a sequence has the tokens that a tokenizer puts there.
     pub(super) fn read(
         &self,
         used: &LoadedModel,
@@ -141,8 +140,7 @@ impl TemplateArguments {
 }
 
 impl ConversationReader<'_> {
-    /// The tokens of a conversation in a file: a list of messages, or an object with `messages`, and `tools`,
-    /// `chat_template_kwargs`, `add_generation_prompt` and `continue_final_message` where that is so.
+    /// The tokens of a conversation in a file: a list of messages, or an object with `messages` and what else [`ChatPrompt`] knows.
     pub(super) fn read(&self, path: &Path) -> Result<Vec<u32>, Fault> {
         let mut fields = match json_in(path)? {
             Value::Object(fields) => fields,

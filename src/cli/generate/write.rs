@@ -1,5 +1,4 @@
-//! What `kvtune generate` prints: text as it comes where there is one, texts or JSON lines in their order where there are several, each as
-//! soon as it and those before it have ended.
+//! What `kvtune generate` prints: one text as it comes; several, or JSON lines, in their order, each as soon as it and those before it have ended.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -48,8 +47,7 @@ impl WrittenTexts {
         Self { shown, has_text, texts: Vec::new(), places: BTreeMap::new(), num_printed: 0, failed: None }
     }
 
-    /// Has all requests carried out, and prints the texts. What fails in one of them, or has failed beside it, ends that one alone, and the
-    /// command with an error when all others are written. Ctrl-C ends them where they are.
+    /// Has all requests carried out, and prints the texts. What fails ends its request at once, and the command when all others are written.
     pub(super) fn all(
         mut self,
         mut generator: Generator<'_>,

@@ -21,8 +21,7 @@ struct Proved {
     verdict: Verdict,
 }
 
-/// Proves the recipe's own tiling and all others, prints a line for each, and fails where one is not what it should be. `engine_of` makes the
-/// engine of a recipe.
+/// Proves the recipe's own tiling and all others, prints a line for each, and fails where one is not what it should be.
 pub(super) fn prove(
     recipe: &Recipe,
     engine_of: impl Fn(&Recipe) -> Result<Engine, Fault>,

@@ -135,8 +135,7 @@ pub(super) fn proved(of: &Comparison) -> &'static str {
     if of.untested().is_empty() { "proved" } else { "proved, except for the untested matrices" }
 }
 
-/// Where stores round the gradient is not exact, but must point the same way. How long the difference is depends on the model: it is
-/// told beside what the models of the tests keep.
+/// Where stores round the gradient must point the same way. How long the difference is depends on the model: it is told beside the tests' models.
 fn tell_nearness(of: &Comparison, stores: &[(&'static str, StoreForm)], bound: ErrorBound) -> Result<(), Fault> {
     let (cosine, error) = of.whole();
     let ErrorBound { smallest_cosine, largest_error } = bound;
