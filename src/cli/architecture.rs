@@ -13,50 +13,33 @@ pub(super) fn windows(config: &ModelConfig) -> Option<(usize, usize)> {
 }
 
 pub(super) fn architecture(config: &ModelConfig) -> String {
-    let mut words = vec![config.model_type.to_owned()];
-    words.extend(config.rotations().into_iter().map(rotary));
-    let count = config.num_layers();
+    let (count, attention) = (config.num_layers(), &config.layers[0].attention);
     let without = config.layers.iter().filter(|layer| layer.attention.rope.is_none()).count();
-    if without > 0 {
-        words.push(format!("no positions in {without} of {count} layers"));
-    }
-    if let Some((layers, widest)) = windows(config) {
-        words.push(format!("a window of {widest} in {layers} of {count} layers"));
-    }
-    let attention = &config.layers[0].attention;
-    if attention.qk_norm.is_some() {
-        words.push("normalised queries and keys".to_owned());
-    }
-    if attention.has_sinks {
-        words.push("heads with attention sinks".to_owned());
-    }
-    let experts: Vec<&ExpertsSpec> = experts(config).collect();
-    if let [ExpertsSpec { num_experts, top_k, intermediate_size, shared_size, preference, .. }, ..] = experts[..] {
-        let groups = match preference {
-            Preference::Sigmoid { groups, kept } if kept < groups => format!(" from {kept} of {groups} groups"),
-            _ => String::new(),
-        };
-        let shared = shared_size.map(|width| format!(" and a shared one of {width}")).unwrap_or_default();
-        let experts = experts.len();
-        words.push(format!(
-            "{top_k} of {num_experts} experts of width {intermediate_size}{groups}{shared} in {experts} of {count} layers"
-        ));
-    }
-    if let Some(growth) = attention.query_growth {
-        words.push(format!("queries that grow every {} tokens", growth.original));
-    }
-    if let Some(cap) = attention.rule.soft_cap {
-        words.push(format!("scores capped at {cap}"));
-    }
-    if let Some(cap) = config.logit_soft_cap {
-        words.push(format!("logits capped at {cap}"));
-    }
     let linears = config.layers[0].linears(config.hidden_size);
     let biased: Vec<&str> = linears.iter().filter(|linear| linear.has_bias).map(LinearSpec::name).collect();
-    if !biased.is_empty() {
-        words.push(format!("biases on {}", biased.join(" ")));
-    }
-    words.join(", ")
+    let further = [
+        (without > 0).then(|| format!("no positions in {without} of {count} layers")),
+        windows(config).map(|(layers, widest)| format!("a window of {widest} in {layers} of {count} layers")),
+        attention.qk_norm.is_some().then(|| "normalised queries and keys".to_owned()),
+        attention.has_sinks.then(|| "heads with attention sinks".to_owned()),
+        experts(config).next().map(|first| format!("{} in {} of {count} layers", routed(first), experts(config).count())),
+        attention.query_growth.map(|growth| format!("queries that grow every {} tokens", growth.original)),
+        attention.rule.soft_cap.map(|cap| format!("scores capped at {cap}")),
+        config.logit_soft_cap.map(|cap| format!("logits capped at {cap}")),
+        (!biased.is_empty()).then(|| format!("biases on {}", biased.join(" "))),
+    ];
+    let words = std::iter::once(config.model_type.to_owned()).chain(config.rotations().into_iter().map(rotary));
+    words.chain(further.into_iter().flatten()).collect::<Vec<_>>().join(", ")
+}
+
+fn routed(experts: &ExpertsSpec) -> String {
+    let ExpertsSpec { num_experts, top_k, intermediate_size, shared_size, preference, .. } = experts;
+    let groups = match preference {
+        Preference::Sigmoid { groups, kept } if kept < groups => format!(" from {kept} of {groups} groups"),
+        _ => String::new(),
+    };
+    let shared = shared_size.map(|width| format!(" and a shared one of {width}")).unwrap_or_default();
+    format!("{top_k} of {num_experts} experts of width {intermediate_size}{groups}{shared}")
 }
 
 fn rotary(rope: &RopeSpec) -> String {

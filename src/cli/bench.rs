@@ -6,9 +6,9 @@ use clap::Args;
 use serde_json::json;
 use tch::Device;
 
-use super::counts::{any_number, at_least_one};
-use super::plan::json::alternative;
+use super::plan::in_json;
 use super::recipe_file::RecipeFile;
+use super::values::{any_number, at_least_one};
 use super::world::Joining;
 use crate::dist::ProcessGroup;
 use crate::measure::{BenchSummary, StepRecord, summarise};
@@ -74,7 +74,7 @@ impl BenchSteps {
         let (Some(summary), Some(last)) = (summarise(&records), records.last()) else { return Ok(()) };
         if is_json {
             console::result(&summary.to_json().to_string())?;
-            console::result(&alternative("forecast", &bench.planned).to_string())?;
+            console::result(&in_json("forecast", &bench.planned).to_string())?;
             return last.memory.iter().try_for_each(|profile| console::result(&profile.to_json().to_string()));
         }
         console::table(&table(&records, &summary))?;
@@ -116,36 +116,34 @@ impl BenchSteps {
 
 /// A row for each step, and one each for the median, the least and the most of every figure.
 fn table(records: &[StepRecord], summary: &BenchSummary) -> Table {
-    let mut header = vec!["step"];
-    header.extend(StepPart::ALL.map(StepPart::name));
     let copies = records.first().map_or("copies", |record| record.copies.names().0);
-    header.extend(["whole", "tokens/s", "GFLOP/s", "of sgemm", copies, "peak"]);
-    header.extend(summary.get("idle").map(|_| "idle"));
-    let mut table = Table::new(&header);
-    for record in records {
+    // Figures, which `get` knows by their keys.
+    let row = |name: String, get: &dyn Fn(&str) -> Option<f64>| {
+        let figure = |key: &str| get(key).unwrap_or(f64::NAN);
+        let time =
+            |part: &str| format!("{:.3} / {:.3}", figure(&format!("{part}_seconds")), figure(&format!("{part}_cpu_seconds")));
+        let copied = get("store_copy_share").or_else(|| get("copy_wait_share"));
+        let mut cells = vec![("step", name)];
+        cells.extend(StepPart::ALL.map(|part| (part.name(), time(part.name()))));
+        cells.extend([
+            ("whole", time("step")),
+            ("tokens/s", format!("{:.0}", figure("tokens_per_second"))),
+            ("GFLOP/s", format!("{:.1}", figure("flops_per_second") / 1e9)),
+            ("of sgemm", format!("{:.1} %", 100.0 * figure("gemm_cpu_share"))),
+            (copies, copied.map_or("–".to_owned(), |share| format!("{:.2} %", 100.0 * share))),
+            ("peak", get("peak_resident_bytes").map_or("–".to_owned(), |peak| Bytes(peak as u64).to_string())),
+        ]);
+        cells.extend(get("idle").map(|idle| ("idle", format!("{:.1} %", 100.0 * idle))));
+        cells
+    };
+    let of_step = |record: &StepRecord| {
         let figures = record.figures();
         let name = record.step.to_string() + if record.is_warm_up { " (warm-up)" } else { "" };
-        add(&mut table, name, &|key| figures.iter().find(|(name, _)| name == key).map(|(_, figure)| *figure));
-    }
-    add(&mut table, "median".to_owned(), &|key| summary.get(key).map(|spread| spread.median));
-    add(&mut table, "least".to_owned(), &|key| summary.get(key).map(|spread| spread.min));
-    add(&mut table, "most".to_owned(), &|key| summary.get(key).map(|spread| spread.max));
-    table
-}
-
-/// Adds a row of figures, which `get` knows by their keys.
-fn add(table: &mut Table, name: String, get: &dyn Fn(&str) -> Option<f64>) {
-    let figure = |key: &str| get(key).unwrap_or(f64::NAN);
-    let time = |part: &str| format!("{:.3} / {:.3}", figure(&format!("{part}_seconds")), figure(&format!("{part}_cpu_seconds")));
-    let mut cells = vec![name];
-    cells.extend(StepPart::ALL.map(|part| time(part.name())));
-    cells.push(time("step"));
-    cells.push(format!("{:.0}", figure("tokens_per_second")));
-    cells.push(format!("{:.1}", figure("flops_per_second") / 1e9));
-    cells.push(format!("{:.1} %", 100.0 * figure("gemm_cpu_share")));
-    let copies = get("store_copy_share").or_else(|| get("copy_wait_share"));
-    cells.push(copies.map_or("–".to_owned(), |share| format!("{:.2} %", 100.0 * share)));
-    cells.push(get("peak_resident_bytes").map_or("–".to_owned(), |peak| Bytes(peak as u64).to_string()));
-    cells.extend(get("idle").map(|idle| format!("{:.1} %", 100.0 * idle)));
-    table.row(&cells);
+        row(name, &|key| figures.iter().find(|(name, _)| name == key).map(|(_, figure)| *figure))
+    };
+    let mut rows: Vec<_> = records.iter().map(of_step).collect();
+    rows.push(row("median".to_owned(), &|key| summary.get(key).map(|spread| spread.median)));
+    rows.push(row("least".to_owned(), &|key| summary.get(key).map(|spread| spread.min)));
+    rows.push(row("most".to_owned(), &|key| summary.get(key).map(|spread| spread.max)));
+    Table::of_named(rows)
 }

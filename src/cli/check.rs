@@ -1,5 +1,7 @@
 //! `kvtune check`: parses, resolves, looks at model and data, and prints what would run.
 
+use std::ops::Range;
+
 use clap::Args;
 use serde_json::{Value, json};
 use tch::Device;
@@ -55,7 +57,6 @@ impl Check {
         let ResolvedRun { recipe, planned, engine, data, .. } = resolved;
         let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
         let plan = engine.settings().plan(&data.train.batch(&[longest])?, None)?;
-        let schedule = RunSchedule::new(&recipe, data.train.lengths());
         if let Some(tokenizer) = &tokenizer
             && let Some(note) = auto_tokenizer_differs(&recipe.model.path, tokenizer)?
         {
@@ -68,8 +69,15 @@ impl Check {
         let kinds = trained_by_kind(&config, recipe.lora.as_ref())?;
         let numbers: u64 = kinds.iter().map(|(_, numbers)| *numbers as u64).sum();
         let kinds: Vec<String> = kinds.iter().map(|(kind, numbers)| format!("{kind} {numbers}")).collect();
-        let stages = Schedule::new(engine.settings(), &plan, first_trained);
-        let mut table = table(&recipe, &config, &plan, &stages, &schedule, &kinds.join(", "));
+        let mut table = table(&recipe, &config, &kinds.join(", "));
+        let (bands, columns) = Schedule::new(engine.settings(), &plan, first_trained).size();
+        table.row(&["longest sample", &format!("{} tokens in {} chunks", plan.len(), plan.spans.len())]);
+        table.row(&["cells", &format!("{bands} layer bands × {columns} columns")]);
+        table.row(&["graphs kept", &kept(&recipe, bands * columns)]);
+        table.row(&["layer checkpoints", &recipe.grad.layer_checkpoints.to_string()]);
+        table.row(&["undo log", &recipe.grad.undo_log.to_string()]);
+        table.row(&["attention outputs", recipe.grad.attention_outputs.name()]);
+        table.row(&["steps", &RunSchedule::new(&recipe, data.train.lengths()).to_string()]);
         let waits =
             (recipe.train.offload != Offload::None).then(|| waiting_parts(&recipe, engine.settings(), &config, first_trained));
         table.figure("waits on the host", waits);
@@ -149,52 +157,35 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
     let kv = &recipe.kv_cache;
     let lengths = kv.cache_length.by_layer(config.num_layers());
     let is_uniform = lengths.iter().all(|length| *length == lengths[0]);
-    let listed: Vec<String> = lengths.iter().map(ToString::to_string).collect();
     let slots = match (kv.storage, is_uniform) {
         (Storage::Preallocated, true) => format!("{} slots", lengths[0]),
         (Storage::Preallocated, false) => format!("slots {}", kv.cache_length),
         _ => "as many slots as tokens".to_owned(),
     };
-    let mut words = vec![kv.policy.to_string(), slots];
-    if kv.buffer != BufferKind::Plain {
-        words.push(format!("in {}", kv.buffer));
-    }
-    if kv.storage != Storage::Preallocated {
-        words.push(kv.storage.to_string());
-    }
-    if kv.cpu_offload {
-        words.push("waiting on the host".to_owned());
-    }
-    words.push(format!("chunks of {}", kv.wanted_chunk_size()));
-    if let Some((layers, widest)) = windows(config) {
-        words.push(format!("{layers} layers with a window of {widest} instead"));
-    }
-    (words.join(", "), (!is_uniform).then(|| listed.join(", ")))
+    let words = [
+        Some(kv.policy.to_string()),
+        Some(slots),
+        (kv.buffer != BufferKind::Plain).then(|| format!("in {}", kv.buffer)),
+        (kv.storage != Storage::Preallocated).then(|| kv.storage.to_string()),
+        kv.cpu_offload.then(|| "waiting on the host".to_owned()),
+        Some(format!("chunks of {}", kv.wanted_chunk_size())),
+        windows(config).map(|(layers, widest)| format!("{layers} layers with a window of {widest} instead")),
+    ];
+    let words: Vec<String> = words.into_iter().flatten().collect();
+    (words.join(", "), (!is_uniform).then(|| lengths.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")))
 }
 
-fn table(
-    recipe: &Recipe,
-    config: &ModelConfig,
-    plan: &ChunkPlan,
-    stages: &Schedule,
-    schedule: &RunSchedule,
-    trained: &str,
-) -> Table {
-    let (bands, columns) = stages.size();
+/// The model, what of it is trained, its head and its cache.
+fn table(recipe: &Recipe, config: &ModelConfig, trained: &str) -> Table {
     let head = match &recipe.head {
         HeadRecipe::NextToken => "next_token".to_owned(),
         HeadRecipe::SeqClassificationOnLogits(labels) => format!("seq_classification_on_logits, {labels}"),
         HeadRecipe::SeqClassification(classes) => format!("seq_classification, {classes}"),
     };
     let mut table = Table::new(&["what", "value"]);
-    let shape = format!(
-        "{} layers × {}, {} query heads, {} KV heads of {}",
-        config.num_layers(),
-        config.hidden_size,
-        config.layers[0].attention.num_heads,
-        config.layers[0].attention.num_kv_heads,
-        config.layers[0].attention.head_dim
-    );
+    let (layers, width, attention) = (config.num_layers(), config.hidden_size, &config.layers[0].attention);
+    let (heads, kv_heads, head_dim) = (attention.num_heads, attention.num_kv_heads, attention.head_dim);
+    let shape = format!("{layers} layers × {width}, {heads} query heads, {kv_heads} KV heads of {head_dim}");
     table.row(&["model", &recipe.model.path.display().to_string()]);
     table.row(&["family", &architecture(config)]);
     table.row(&["shape", &shape]);
@@ -202,12 +193,11 @@ fn table(
         let known: Vec<String> = config.dropouts.iter().map(|(key, probability)| format!("{key} {probability}")).collect();
         table.row(&["model's dropout", &format!("{}: left out, what is trained has its own", known.join(", "))]);
     }
-    match &recipe.lora {
-        Some(lora) => {
-            table.row(&["adapter", &format!("{} r {} alpha {}, {}", lora.kind(), lora.r, lora.alpha, lora.target_modules)]);
-        }
-        None => table.row(&["weights", &format!("all {} are trained", config.num_parameters())]),
-    }
+    let (trains, what) = match &recipe.lora {
+        Some(lora) => ("adapter", format!("{} r {} alpha {}, {}", lora.kind(), lora.r, lora.alpha, lora.target_modules)),
+        None => ("weights", format!("all {} are trained", config.num_parameters())),
+    };
+    table.row(&[trains, &what]);
     if !config.packed.forms.is_empty() {
         let forms: Vec<String> = config.packed.forms.iter().map(|(form, count)| format!("{count} in {form}")).collect();
         table.row(&["packed weights", &format!("{}: {}", config.packed.all().bytes, forms.join(", "))]);
@@ -218,13 +208,6 @@ fn table(
     let (cache, by_layer) = cache(recipe, config);
     table.row(&["KV cache", &cache]);
     table.figure("slots by layer", by_layer);
-    table.row(&["longest sample", &format!("{} tokens in {} chunks", plan.len(), plan.spans.len())]);
-    table.row(&["cells", &format!("{bands} layer bands × {columns} columns")]);
-    table.row(&["graphs kept", &kept(recipe, bands * columns)]);
-    table.row(&["layer checkpoints", &recipe.grad.layer_checkpoints.to_string()]);
-    table.row(&["undo log", &recipe.grad.undo_log.to_string()]);
-    table.row(&["attention outputs", recipe.grad.attention_outputs.name()]);
-    table.row(&["steps", &schedule.to_string()]);
     table
 }
 
@@ -260,23 +243,15 @@ fn waiting_parts(recipe: &Recipe, settings: &Settings, config: &ModelConfig, fir
         return state;
     }
     let bytes = |numbers: usize| Bytes((numbers * kind_of(recipe.model.dtype).elt_size_in_bytes()) as u64);
-    let of_bands: Vec<usize> = settings
-        .layer_bands(first_trained)
-        .into_iter()
-        .map(|band| band.map(|layer| config.num_layer_parameters(layer)).sum())
-        .collect();
-    let (all, in_flight) = (of_bands.iter().sum(), of_bands.windows(2).map(|pair| pair[0] + pair[1]).max());
-    let Some(in_flight) = in_flight else {
+    let of_band = |band: Range<usize>| band.map(|layer| config.num_layer_parameters(layer)).sum();
+    let of_bands: Vec<usize> = settings.layer_bands(first_trained).into_iter().map(of_band).collect();
+    let all = bytes(of_bands.iter().sum());
+    let Some(two) = of_bands.windows(2).map(|pair| bytes(pair[0] + pair[1])).max() else {
         return format!(
-            "{state}; a single layer band holds all layers, whose weights stay ({}): lower `grad.layers_per_cell`",
-            bytes(all)
+            "{state}; a single layer band holds all layers, whose weights stay ({all}): lower `grad.layers_per_cell`"
         );
     };
-    format!(
-        "{state}, and the layers' weights ({}), of which a GPU holds two layer bands at a time ({})",
-        bytes(all),
-        bytes(in_flight)
-    )
+    format!("{state}, and the layers' weights ({all}), of which a GPU holds two layer bands at a time ({two})")
 }
 
 /// What the choices take on the host: of evictions, and of experts.

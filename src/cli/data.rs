@@ -48,13 +48,13 @@ pub(super) struct LookAtData {
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
     /// The files of `data.train`, from which validation samples may be drawn, or those of `data.validation`.
-    #[arg(long, default_value = "train", value_parser = split())]
+    #[arg(
+        long,
+        default_value = "train",
+        value_parser = PossibleValuesParser::new(["train", "validation"])
+            .map(|name| if name == "train" { SplitName::Train } else { SplitName::Validation })
+    )]
     split: SplitName,
-}
-
-fn split() -> impl TypedValueParser<Value = SplitName> {
-    let named = |name| if name == "train" { SplitName::Train } else { SplitName::Validation };
-    PossibleValuesParser::new(["train", "validation"]).map(named)
 }
 
 impl LookAtData {
@@ -210,29 +210,28 @@ fn told(survey: Survey, is_dumped: bool) -> Result<(), Fault> {
 }
 
 fn table(survey: &Survey) -> Table {
-    let mut table = Table::new(&["rows", "count"]);
-    let mut row = |what: &str, count: usize| table.row(&[what, &count.to_string()]);
-    row("read", survey.rows());
-    row("bad", survey.bad());
-    if survey.too_long > 0 {
-        row("too long, which stops a run", survey.too_long);
-    }
     let LengthCounts { whole, cut, cut_tokens, split, windows, dropped, uncuttable, longest, .. } = survey.samples;
-    row("dropped as too long", dropped);
-    row("dropped, nothing to cut", uncuttable);
-    row("used, cut", cut);
-    if split > 0 {
-        row("used, split", split);
-        row("windows of those that are split", windows);
-    }
-    row("used whole", whole);
-    row("with the tokens of an earlier one", survey.duplicates);
-    row("tokens that are used", survey.tokens);
-    row("tokens that are trained", survey.trained);
-    row("tokens that are cut out", cut_tokens);
-    row("tokens of the longest sample", longest);
-    if survey.shared > 0 {
-        row("held out, and trained on, too", survey.shared);
+    let if_any = |count: usize| (count > 0).then_some(count);
+    let rows = [
+        ("read", Some(survey.rows())),
+        ("bad", Some(survey.bad())),
+        ("too long, which stops a run", if_any(survey.too_long)),
+        ("dropped as too long", Some(dropped)),
+        ("dropped, nothing to cut", Some(uncuttable)),
+        ("used, cut", Some(cut)),
+        ("used, split", if_any(split)),
+        ("windows of those that are split", if_any(split).map(|_| windows)),
+        ("used whole", Some(whole)),
+        ("with the tokens of an earlier one", Some(survey.duplicates)),
+        ("tokens that are used", Some(survey.tokens)),
+        ("tokens that are trained", Some(survey.trained)),
+        ("tokens that are cut out", Some(cut_tokens)),
+        ("tokens of the longest sample", Some(longest)),
+        ("held out, and trained on, too", if_any(survey.shared)),
+    ];
+    let mut table = Table::new(&["rows", "count"]);
+    for (what, count) in rows {
+        table.figure(what, count);
     }
     table
 }

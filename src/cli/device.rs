@@ -5,7 +5,7 @@ use std::fmt;
 use tch::{Cuda, Device};
 
 use super::limits;
-use crate::native::cuda::{CudaSupport, load_cuda, missing_kernels};
+use crate::native::cuda::{CudaSupport, load_cuda};
 use crate::native::{make_room_for_others, usable_cpus};
 use crate::report::console;
 use crate::units::Fault;
@@ -20,7 +20,6 @@ pub(super) enum Wanted {
 }
 
 impl Wanted {
-    /// Reads what stands behind `--device`.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         let unknown = "expected `auto`, `cpu`, `cuda` or `cuda:1`";
         match text.split_once(':') {
@@ -54,8 +53,7 @@ impl fmt::Display for Wanted {
     }
 }
 
-/// Loads CUDA where it is wanted, sets the number of threads, and returns the device: that of the rank, which has this number on its
-/// machine, unless another is named.
+/// Loads CUDA where it is wanted, sets the number of threads, and returns the device: by the rank's number on its machine, unless one is named.
 pub(super) fn prepare(wanted: Wanted, threads: Option<u16>, local_rank: usize) -> Result<Device, Fault> {
     // Before any other call into libtorch, which would remember that there is no CUDA.
     let state = if wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };
@@ -91,13 +89,20 @@ pub(super) fn prepare(wanted: Wanted, threads: Option<u16>, local_rank: usize) -
 /// Variables by which a user tells libtorch how many threads compute.
 const THREADS: [&str; 2] = ["OMP_NUM_THREADS", "MKL_NUM_THREADS"];
 
+/// Threads for each CPU beyond which they only wait for each other.
+const THREADS_PER_CPU: usize = 4;
+
 /// Sets the number of threads: as asked for, else as libtorch was told or chooses, but no more than the process has CPUs.
 pub(super) fn set_threads(asked: Option<u16>) -> Result<(), Fault> {
     let own = usize::try_from(tch::get_num_threads()).unwrap_or(1);
     let told = THREADS.into_iter().find(|name| std::env::var_os(name).is_some());
     let threads = asked.map_or_else(|| if told.is_some() { own } else { own.min(usable_cpus()) }, usize::from);
-    limits::few_threads(threads, if asked.is_some() { "--threads" } else { told.unwrap_or_default() })?;
-    if threads > usable_cpus() {
+    let (cpus, by) = (usable_cpus(), if asked.is_some() { "--threads" } else { told.unwrap_or_default() });
+    if threads > THREADS_PER_CPU * cpus {
+        let message = format!("`{by}` asks for {threads} threads, expected at most {} for {cpus} CPUs", THREADS_PER_CPU * cpus);
+        return Err(Fault::usage(message, format!("take one for each CPU: `--threads {cpus}`")));
+    }
+    if threads > cpus {
         limits::threads(threads)?;
     }
     // Also where it is the same number: libtorch then keeps its libraries from taking fewer, which would be other sums.
@@ -106,13 +111,4 @@ pub(super) fn set_threads(asked: Option<u16>) -> Result<(), Fault> {
     }
     make_room_for_others(threads);
     Ok(())
-}
-
-/// Says, after some work, what of it was slower than it need be, where nobody has said so yet.
-pub(super) fn telling_missing_kernels<T>(work: impl FnOnce() -> T) -> T {
-    let done = work();
-    for line in missing_kernels() {
-        console::note(&line);
-    }
-    done
 }

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::finetune::{code_of_signal, install};
+use super::finetune::code_of_signal;
 use super::used_model::identity;
 use crate::checkpoint;
 use crate::eval::AnswerScores;
@@ -15,7 +15,7 @@ use crate::files::GgufDtype;
 use crate::inspect::{AnswerListing, kept_answers, read_scores};
 use crate::recipe::{Recipe, Weights};
 use crate::report::{console, metrics};
-use crate::train::{self, FoundCheckpoint};
+use crate::train::{self, FoundCheckpoint, Interrupt};
 use crate::units::{Fault, FaultKind};
 
 /// Export a trained adapter or model for PEFT, Transformers, vLLM, llama.cpp or Ollama.
@@ -25,8 +25,8 @@ pub(super) struct Export {
     #[arg(value_name = "RUN|CHECKPOINT")]
     checkpoint: PathBuf,
     /// The program that will load it.
-    #[arg(long = "for", value_name = "PROGRAM", value_parser = program())]
-    target: ExportTarget,
+    #[arg(long = "for", value_name = "PROGRAM", value_enum)]
+    program: Program,
     /// With `--for gguf` or `--for ollama`, of a base that is a GGUF file: write the whole model, with matrices in this type.
     #[arg(long, value_name = "TYPE", value_parser = gguf_dtype())]
     quantize: Option<GgufDtype>,
@@ -41,26 +41,21 @@ pub(super) struct Export {
     scores: Vec<PathBuf>,
 }
 
-/// The program by its name; a GGUF file is the adapter alone, unless `--quantize` says otherwise.
-fn program() -> impl TypedValueParser<Value = ExportTarget> {
-    let gguf =
-        "The adapter as a GGUF file, which llama.cpp loads together with one of its base; with `--quantize` the whole model";
-    let programs = [
-        PossibleValue::new("peft").help("The adapter as PEFT writes it"),
-        PossibleValue::new("vllm").help("The adapter, padded to a rank that vLLM supports"),
-        PossibleValue::new("merged").help("A whole model, as Transformers loads it"),
-        PossibleValue::new("gguf").help(gguf).alias("llama.cpp"),
-        PossibleValue::new("ollama").help("As `gguf`, and a `Modelfile` for Ollama"),
-    ];
-    PossibleValuesParser::new(programs).map(|name| match &name[..] {
-        "peft" => ExportTarget::Peft,
-        "vllm" => ExportTarget::Vllm,
-        "merged" => ExportTarget::Merged,
-        name => ExportTarget::Gguf { whole: None, for_ollama: name == "ollama" },
-    })
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Program {
+    /// The adapter as PEFT writes it
+    Peft,
+    /// The adapter, padded to a rank that vLLM supports
+    Vllm,
+    /// A whole model, as Transformers loads it
+    Merged,
+    /// The adapter as a GGUF file, which llama.cpp loads together with one of its base; with `--quantize` the whole model
+    #[value(alias = "llama.cpp")]
+    Gguf,
+    /// As `gguf`, and a `Modelfile` for Ollama
+    Ollama,
 }
 
-/// The type of a GGUF file's matrices, by llama.cpp's name.
 fn gguf_dtype() -> impl TypedValueParser<Value = GgufDtype> {
     let f16 = PossibleValue::new("f16").help("16 bits a number");
     let q8 = PossibleValue::new("q8_0").help("8.5 bits a number, in blocks of 32");
@@ -70,7 +65,9 @@ fn gguf_dtype() -> impl TypedValueParser<Value = GgufDtype> {
 impl Export {
     pub(super) fn run(&self) -> Result<i32, Fault> {
         let found = train::find_checkpoint(&self.checkpoint)?;
-        let recipe = recipe_of(&found.run)?;
+        // An adapter that lies by itself has none.
+        let recipe = train::resolved_recipe_path(&found.run).ok().map(|path| Recipe::load(&path, &[])).transpose()?;
+        let recipe = recipe.map(|resolved| resolved.recipe);
         let state = checkpoint::state_of(&found.dir)?;
         let step = state.as_ref().map_or(0, |state| state.step);
         let trained = Trained {
@@ -86,7 +83,7 @@ impl Export {
         let (target, name) = self.target()?;
         let beside = || found.dir.parent().unwrap_or(Path::new("")).join(name);
         let out = self.out.clone().unwrap_or_else(beside);
-        let interrupt = install()?;
+        let interrupt = Interrupt::install()?;
         match export(&trained, target, &out, &|| interrupt.signal().is_none()) {
             Ok((notes, usage)) => {
                 for note in &notes {
@@ -105,32 +102,30 @@ impl Export {
     }
 
     /// The target, and the name of a directory for it.
-    fn target(&self) -> Result<(ExportTarget, &'static str), Fault> {
-        let target = match self.target {
-            ExportTarget::Gguf { for_ollama, .. } => ExportTarget::Gguf { whole: self.quantize, for_ollama },
-            other if self.quantize.is_none() => other,
-            _ => {
+    fn target(&self) -> Result<(ExportTarget, String), Fault> {
+        let (target, name) = match self.program {
+            Program::Gguf => (ExportTarget::Gguf { whole: self.quantize, for_ollama: false }, "export-gguf"),
+            Program::Ollama => (ExportTarget::Gguf { whole: self.quantize, for_ollama: true }, "export-ollama"),
+            _ if self.quantize.is_some() => {
                 let message = "`--quantize` is for GGUF files, and none is written here";
                 return Err(Fault::usage(message, "use it with `--for gguf` or `--for ollama`"));
             }
+            Program::Peft => (ExportTarget::Peft, "export-peft"),
+            Program::Vllm => (ExportTarget::Vllm, "export-vllm"),
+            Program::Merged => (ExportTarget::Merged, "export-merged"),
         };
-        let name = match target {
-            ExportTarget::Peft => "export-peft",
-            ExportTarget::Vllm => "export-vllm",
-            ExportTarget::Merged => "export-merged",
-            ExportTarget::Gguf { whole: None, for_ollama: false } => "export-gguf",
-            ExportTarget::Gguf { whole: None, for_ollama: true } => "export-ollama",
-            ExportTarget::Gguf { whole: Some(_), for_ollama: false } => "export-gguf-model",
-            ExportTarget::Gguf { whole: Some(_), for_ollama: true } => "export-ollama-model",
-        };
-        Ok((target, name))
+        Ok((target, name.to_owned() + if self.quantize.is_some() { "-model" } else { "" }))
     }
 
     /// What is known of evaluations of the checkpoint: by the answers that its run keeps, and by the files of scores.
     fn results(&self, found: &FoundCheckpoint, recipe: Option<&Recipe>) -> Result<Vec<CacheResult>, Fault> {
         let mut kept = kept_answers(&found.run, &found.dir)?;
         if let Some(recipe) = recipe.filter(|_| found.holds == Weights::All && !kept.is_empty()) {
-            let model = hash_of_model(found, recipe)?;
+            // What `evaluate` notes of a checkpoint that is a whole model: one of the same name may have had other weights.
+            let mut own = recipe.clone();
+            own.model.path.clone_from(&found.dir);
+            own.kv_cache.gates = None;
+            let model = identity(&own, None)?.model;
             kept.retain(|file| file.settings["model"] == model.as_str());
         }
         let mut results: Vec<CacheResult> = kept.iter().map(of_answers).collect();
@@ -148,21 +143,6 @@ impl Export {
     }
 }
 
-/// The recipe of a run; none where an adapter lies by itself.
-fn recipe_of(run: &Path) -> Result<Option<Recipe>, Fault> {
-    let Ok(path) = train::resolved_recipe_path(run) else { return Ok(None) };
-    Ok(Some(Recipe::load(&path, &[])?.recipe))
-}
-
-/// What `evaluate` notes of a checkpoint that is a whole model: one of the same name may have had other weights.
-fn hash_of_model(found: &FoundCheckpoint, recipe: &Recipe) -> Result<String, Fault> {
-    let mut own = recipe.clone();
-    own.model.path.clone_from(&found.dir);
-    own.kv_cache.gates = None;
-    Ok(identity(&own, None)?.model)
-}
-
-/// The means of answers that a run keeps.
 fn of_answers(file: &AnswerListing) -> CacheResult {
     let text = |value: &Value| value.as_str().unwrap_or_default().trim_matches('"').to_owned();
     let cache = &file.settings["cache"];

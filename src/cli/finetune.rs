@@ -65,7 +65,7 @@ impl Finetune {
     pub(super) fn run(&self, weights: Weights, device: Device, world: &Rc<ProcessGroup>) -> Result<i32, Fault> {
         let recipe = noted(Recipe::load_to_train(self.recipe.path(), &self.set, weights)?);
         let out = self.out(&recipe, world)?;
-        let interrupt = watched(Interrupt::install_for_saves())?;
+        let interrupt = Interrupt::install_for_saves()?;
         let start = Start { device, interrupt: &interrupt, world, profiles_memory: self.profile_memory };
         let go = if self.resume_if_possible { train::resume_or_run } else { train::run };
         end(go(&recipe, &out, start)?, &out)
@@ -92,18 +92,10 @@ impl Finetune {
 
 impl Resume {
     pub(super) fn run(&self, device: Device, world: &Rc<ProcessGroup>) -> Result<i32, Fault> {
-        let interrupt = watched(Interrupt::install_for_saves())?;
+        let interrupt = Interrupt::install_for_saves()?;
         let start = Start { device, interrupt: &interrupt, world, profiles_memory: self.profile_memory };
         end(train::resume(&self.run, self.from.as_deref(), &self.set, start)?, &self.run)
     }
-}
-
-pub(super) fn install() -> Result<Interrupt, Fault> {
-    watched(Interrupt::install())
-}
-
-pub(super) fn watched(installed: std::io::Result<Interrupt>) -> Result<Interrupt, Fault> {
-    installed.map_err(|e| Fault::usage(format!("can't watch for signals: {e}"), "look at the limits of this process"))
 }
 
 fn end(ended: RunOutcome, run: &Path) -> Result<i32, Fault> {

@@ -6,6 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::cache::ReplayLog;
+use crate::checkpoint::CheckpointListing;
 use crate::files;
 use crate::inspect::{Evictions, RunContents, RunFigures, figures_in_words, in_terminal};
 use crate::report::console;
@@ -91,44 +92,40 @@ fn to_json(contents: &RunContents) -> Value {
 }
 
 fn in_words(contents: &RunContents) -> String {
-    let mut parts = vec![format!("{}: {}", contents.path.display(), contents.state)];
-    let main = MAIN_SETTINGS.iter().filter_map(|key| Some((*key, contents.settings.get(*key)?)));
-    let mut settings = Table::of_words(&["setting", "value"]);
-    contents.adapter.iter().for_each(|kind| settings.row(&["adapter", kind]));
-    main.for_each(|(key, value)| settings.row(&[key, value.trim_matches('"')]));
-    parts.push(if contents.settings.is_empty() { "no recipe beside it".to_owned() } else { console::fitted(&settings) });
-    let mut figures = Table::of_words(&["figure", "value"]);
-    for (name, value) in figures_in_words(contents) {
-        figures.figure(name, value);
-    }
-    parts.push(console::fitted(&figures));
-    let mut checkpoints = Table::of_words(&["checkpoint", "step", "size", "state"]);
-    for own in &contents.checkpoints {
+    let table = |header: &[&str], rows: Vec<Vec<String>>| {
+        let mut table = Table::of_words(header);
+        for row in &rows {
+            table.row(row);
+        }
+        (!rows.is_empty()).then(|| console::fitted(&table))
+    };
+    let setting = |key: &&str| Some(vec![(*key).to_owned(), contents.settings.get(*key)?.trim_matches('"').to_owned()]);
+    let adapter = contents.adapter.iter().map(|kind| vec!["adapter".to_owned(), (*kind).to_owned()]);
+    let settings = adapter.chain(MAIN_SETTINGS.iter().filter_map(setting)).collect();
+    let figures =
+        figures_in_words(contents).into_iter().filter_map(|(name, value)| Some(vec![name.to_owned(), value?])).collect();
+    let checkpoint = |own: &CheckpointListing| {
         let step = own.step.map_or("–".to_owned(), |step| step.to_string());
         let newest = if contents.latest.as_ref() == Some(&own.name) { ", the newest" } else { "" };
         let state = own.damage.clone().unwrap_or_else(|| "whole".to_owned()) + newest;
-        checkpoints.row(&[&own.name, &step, &Bytes(own.bytes).to_string(), &state]);
-    }
-    let none = contents.checkpoints.is_empty();
-    parts.push(if none { "no checkpoint is saved yet".to_owned() } else { console::fitted(&checkpoints) });
-    if !contents.answers.is_empty() {
-        let mut answers = Table::of_words(&["file of answers", "answers"]);
-        contents.answers.iter().for_each(|file| answers.row(&[&file.name, &file.answers.len().to_string()]));
-        parts.push(console::fitted(&answers));
-    }
-    let mut skipped = Table::of_words(&["step left out", "why"]);
-    let reasons = contents.metrics.iter().filter_map(|line| Some((line.step.to_string(), line.skipped.as_ref()?)));
-    let left_out = reasons.map(|(step, why)| skipped.row(&[&step, why])).count();
-    if left_out > 0 {
-        parts.push(console::fitted(&skipped));
-    }
+        vec![own.name.clone(), step, Bytes(own.bytes).to_string(), state]
+    };
+    let checkpoints = contents.checkpoints.iter().map(checkpoint).collect();
+    let answers = contents.answers.iter().map(|file| vec![file.name.clone(), file.answers.len().to_string()]).collect();
+    let skipped = contents.metrics.iter().filter_map(|line| Some(vec![line.step.to_string(), line.skipped.clone()?])).collect();
     let points: Vec<(f64, f64)> = contents.metrics.iter().filter_map(|line| Some((line.step as f64, line.loss?))).collect();
-    let curve = in_terminal(&points, CURVE.0, CURVE.1);
-    parts.push(curve.map_or("no loss to be drawn".to_owned(), |curve| format!("training loss by step\n{curve}")));
-    if contents.is_cut {
-        parts.push("the last line of the metrics was cut short, and is left out".to_owned());
-    }
-    parts.join("\n\n")
+    let curve = in_terminal(&points, CURVE.0, CURVE.1).map(|curve| format!("training loss by step\n{curve}"));
+    let parts = [
+        Some(format!("{}: {}", contents.path.display(), contents.state)),
+        table(&["setting", "value"], settings).or(Some("no recipe beside it".to_owned())),
+        table(&["figure", "value"], figures),
+        table(&["checkpoint", "step", "size", "state"], checkpoints).or(Some("no checkpoint is saved yet".to_owned())),
+        table(&["file of answers", "answers"], answers),
+        table(&["step left out", "why"], skipped),
+        curve.or(Some("no loss to be drawn".to_owned())),
+        contents.is_cut.then(|| "the last line of the metrics was cut short, and is left out".to_owned()),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("\n\n")
 }
 
 /// A row for each layer and head.

@@ -75,7 +75,6 @@ pub(super) fn is_for_ranks(verb: &str, parser: &clap::Command) -> bool {
 
 impl LaunchRanks {
     /// Starts them, with `options` before the command, whose own win, and waits; returns the exit code of the first that failed.
-    /// `parser` is that of all commands.
     pub(super) fn run(&self, options: &SharedOptions, parser: fn() -> clap::Command) -> Result<i32, Fault> {
         let command = [options.words(), self.command.clone()].concat();
         check(&command, &parser())?;

@@ -12,9 +12,6 @@ use crate::units::{Exit, Fault};
 /// Open files that a run with few shards needs, and those that are asked for where the system allows them.
 const FILES: (u64, u64) = (64, 8192);
 
-/// Threads for each CPU beyond which they only wait for each other.
-const THREADS_PER_CPU: usize = 4;
-
 /// Makes a file that grows beyond its limit an error like a full disk, and fails where files or threads are too few to work with.
 pub(super) fn check() -> Result<(), Fault> {
     // The signal would end the process; handled, the write fails.
@@ -46,14 +43,4 @@ pub(super) fn threads(count: usize) -> Result<(), Fault> {
         Fault::new(Exit::Memory, format!("the process cannot have {count} threads: {source}"))
             .with_hint("raise the limits of processes and memory (`ulimit -u`, `ulimit -v`), or take fewer with `--threads`")
     })
-}
-
-/// Fails where so many threads were asked for that they would only wait for each other; `by` says where.
-pub(super) fn few_threads(count: usize, by: &str) -> Result<(), Fault> {
-    let cpus = native::usable_cpus();
-    if count <= THREADS_PER_CPU * cpus {
-        return Ok(());
-    }
-    let message = format!("`{by}` asks for {count} threads, expected at most {} for {cpus} CPUs", THREADS_PER_CPU * cpus);
-    Err(Fault::usage(message, format!("take one for each CPU: `--threads {cpus}`")))
 }

@@ -4,7 +4,6 @@ mod architecture;
 mod bench;
 mod calibrate;
 mod check;
-mod counts;
 mod data;
 mod device;
 mod doctor;
@@ -18,7 +17,6 @@ mod inspect;
 mod launch;
 mod limits;
 mod options;
-mod panics;
 mod plan;
 mod process;
 mod recipe_file;
@@ -27,6 +25,7 @@ mod score;
 mod serve;
 mod shell;
 mod used_model;
+mod values;
 mod verify;
 mod world;
 
@@ -37,6 +36,8 @@ use crate::recipe::Weights;
 use crate::units::Fault;
 
 pub use process::main;
+
+// Arguments that several commands share have no documentation of their own: clap would take it for that of the command.
 
 /// Each command with its arguments, and how it is run: with the options that all take, and the parser of them all. It returns the exit code.
 macro_rules! verbs {

@@ -6,8 +6,9 @@ use clap::{Args, ValueEnum};
 use tch::Device;
 
 use super::device;
-use super::world::{self, Joining};
+use super::world::{Joining, launched};
 use crate::dist::ProcessGroup;
+use crate::report::console;
 use crate::units::Fault;
 
 #[derive(Debug, Args)]
@@ -48,16 +49,34 @@ impl SharedOptions {
 
     /// The device to compute on, made ready.
     pub(super) fn device(&self) -> Result<Device, Fault> {
-        world::device(self.device, self.threads)
+        let local_rank = launched()?.map_or(0, |launch| launch.local_rank);
+        device::prepare(self.device, self.threads, local_rank)
     }
 
-    /// Does `work` with all ranks, on this one's device.
+    /// Does `work` with all ranks, on this one's device, and tells the others how it has ended.
     pub(super) fn with_ranks<T>(
         &self,
         joining: Joining,
         work: impl FnOnce(Device, &Rc<ProcessGroup>) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         // Before ranks meet: they do so by libtorch, which would remember that there is no CUDA.
-        world::with_ranks(self.device()?, joining, work)
+        let device = self.device()?;
+        let mut world = match launched()? {
+            Some(launch) => ProcessGroup::join(&launch, joining.dist_timeout)?,
+            None => ProcessGroup::alone(),
+        };
+        if !world.is_first() {
+            console::be_quiet();
+        }
+        let chosen = world.choose_backend(joining.backend, device);
+        let world = Rc::new(world);
+        let done = chosen.and_then(|note| {
+            if let Some(note) = note {
+                console::note(&note);
+            }
+            work(device, &world)
+        });
+        world.leave(done.as_ref().err().map(ToString::to_string).as_deref())?;
+        done
     }
 }

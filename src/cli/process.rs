@@ -1,17 +1,23 @@
-//! The process: arguments in, words and an exit code out.
+//! The process: arguments in, words and an exit code out. A panic that no guard has caught ends as an error, too, and none is printed raw.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
+use std::sync::Mutex;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, FromArgMatches, Parser};
 use signal_hook::low_level::exit;
 
 use super::options::{Format, SharedOptions};
-use super::{Verb, device, launch, limits, panics, world};
+use super::{Verb, launch, limits, world};
+use crate::engine::error_of_panic;
+use crate::native::cuda::missing_kernels;
+use crate::native::locked;
 use crate::recipe::{check_policies_by, know_formats};
 use crate::report::console::{self, Speech};
-use crate::units::Fault;
+use crate::units::{Fault, FaultKind};
 use crate::{cache, data};
 
 /// Variables of profilers that write what they have seen when the process ends in the ordinary way: CUPTI's, of Nsight, and LLVM's.
@@ -69,24 +75,27 @@ fn refused(error: &clap::Error) -> i32 {
 }
 
 /// Does what is asked, and returns the exit code.
-fn run(arguments: &Arguments) -> Result<i32, Fault> {
-    let Arguments { verb, verb_name, options } = arguments;
-    console::speak(Speech { is_quiet: options.quiet, is_verbose: options.verbose, is_json: options.format == Format::Json });
-    if !launch::is_for_ranks(verb_name, &parser()) {
-        world::refuse_further_ranks(verb_name)?;
+fn code_of(Arguments { verb, verb_name, options }: &Arguments) -> i32 {
+    silence_panics();
+    let done = caught(|| {
+        limits::check()?;
+        console::speak(Speech { is_quiet: options.quiet, is_verbose: options.verbose, is_json: options.format == Format::Json });
+        if !launch::is_for_ranks(verb_name, &parser()) {
+            world::refuse_further_ranks(verb_name)?;
+        }
+        verb.run(options, parser)
+    });
+    // What of it was slower than it need be, where nobody has said so yet.
+    for line in missing_kernels() {
+        console::note(&line);
     }
-    verb.run(options, parser)
-}
-
-fn code_of(arguments: &Arguments) -> i32 {
-    panics::silence();
-    match device::telling_missing_kernels(|| panics::caught(|| limits::check().and_then(|()| run(arguments)))) {
+    match done {
         Ok(code) => code,
         Err(error) => {
-            console::error(&error, error.hint().as_deref());
+            console::error(&error);
             for error in error.further() {
                 console::note("");
-                console::error(error, error.hint().as_deref());
+                console::error(error);
             }
             error.exit() as i32
         }
@@ -114,9 +123,41 @@ fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Re
     Ok(Arguments { verb_name: matches.subcommand_name().unwrap_or_default().to_owned(), ..arguments })
 }
 
+/// Where the latest panic of any thread happened; printed only if no guard catches it.
+static LATEST: Mutex<Option<String>> = Mutex::new(None);
+
+/// Keeps panics off the terminal. A message is not lost: guards and [`caught`] make errors of it.
+fn silence_panics() {
+    set_hook(Box::new(|info| {
+        let mut place = info.location().map_or_else(|| "an unknown place".to_owned(), ToString::to_string);
+        let backtrace = Backtrace::capture();
+        if backtrace.status() == BacktraceStatus::Captured {
+            place = format!("{place}\n{backtrace}");
+        }
+        *locked(&LATEST) = Some(place);
+    }));
+}
+
+/// Runs a verb; a panic that no guard caught becomes an error, with its place.
+fn caught<T>(verb: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+    catch_unwind(AssertUnwindSafe(verb)).unwrap_or_else(|panic| {
+        let place = locked(&LATEST).take().unwrap_or_default();
+        let error = error_of_panic(&*panic);
+        Err(if error.kind() == FaultKind::Torch {
+            let hint = "please report it with the command and these lines; saved checkpoints are intact";
+            error
+                .map_message(|said| format!("kvtune has a defect: {}\n  --> {place}", said.trim_start_matches("libtorch: ")))
+                .with_hint(hint)
+        } else {
+            error
+        })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Exit;
 
     #[test]
     fn every_verb_has_two_examples_that_are_read() {
@@ -128,5 +169,15 @@ mod tests {
             let words = line.split(" > ").next().unwrap_or_default().split_whitespace();
             assert!(parse(["kvtune"].into_iter().chain(words)).is_ok(), "{line}");
         }
+    }
+
+    #[test]
+    fn a_panic_is_an_error_that_says_what_it_is() {
+        let defect = caught::<()>(|| panic!("index 3 of 2")).unwrap_err();
+        assert!(defect.to_string().starts_with("kvtune has a defect: index 3 of 2\n  --> "), "{defect}");
+        assert_eq!(defect.exit(), Exit::Failed);
+        let memory = caught::<()>(|| panic!("CUDA out of memory. Tried to allocate 2 GiB")).unwrap_err();
+        assert_eq!(memory.exit(), Exit::Memory, "{memory}");
+        assert!(matches!(caught(|| Ok(5)), Ok(5)));
     }
 }

@@ -11,7 +11,6 @@ use crate::report::console;
 use crate::train;
 use crate::units::Fault;
 
-// No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(super) struct RecipePath {
@@ -50,7 +49,6 @@ pub(super) fn noted(resolved: Resolved) -> Recipe {
     resolved.recipe
 }
 
-// Likewise.
 #[derive(Debug, Args)]
 pub(super) struct RecipeFile {
     #[command(flatten)]

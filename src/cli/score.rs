@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::{Map, Value, json};
 
+use super::values::metric;
 use crate::data::{Answer, each_answer};
 use crate::metrics::{Metric, after_cue};
 use crate::report::console;
@@ -20,28 +20,14 @@ pub(super) struct ScoreAnswers {
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Metrics, separated by commas.
-    #[arg(
-        long,
-        value_name = "METRIC",
-        required = true,
-        value_delimiter = ',',
-        hide_possible_values = true,
-        value_parser = PossibleValuesParser::new(Metric::names()).try_map(|name| name.parse::<Metric>())
-    )]
+    #[arg(long, value_name = "METRIC", required = true, value_delimiter = ',', hide_possible_values = true, value_parser = metric())]
     metrics: Vec<Metric>,
     /// Also score what follows this text on its line, for example `Answer:`, and keep the better score.
     #[arg(long, value_name = "TEXT")]
     answer_cue: Option<String>,
     /// Also print means by these fields of the rows.
-    #[arg(long, value_name = "FIELD", value_delimiter = ',', value_parser = field())]
-    by: Vec<&'static str>,
-}
-
-/// What `LongBench` v2 reports by.
-const FIELDS: [&str; 3] = ["difficulty", "length", "domain"];
-
-fn field() -> impl TypedValueParser<Value = &'static str> {
-    PossibleValuesParser::new(FIELDS).map(|name| FIELDS.into_iter().find(|field| *field == name).unwrap_or_default())
+    #[arg(long, value_name = "FIELD", value_delimiter = ',', value_parser = ["difficulty", "length", "domain"])]
+    by: Vec<String>,
 }
 
 #[derive(Default)]
@@ -64,7 +50,10 @@ impl Sums {
 
 impl ScoreAnswers {
     pub(super) fn run(&self) -> Result<(), Fault> {
-        self.refuse_twice()?;
+        let twice = self.metrics.iter().enumerate().find(|(at, metric)| self.metrics[..*at].contains(metric));
+        if let Some((_, metric)) = twice {
+            return Err(Fault::usage(format!("`--metrics` names `{metric}` twice"), "name each metric once"));
+        }
         let mut overall = Sums::default();
         let mut groups: Vec<BTreeMap<String, Sums>> = self.by.iter().map(|_| BTreeMap::new()).collect();
         each_answer(&self.file, |mut answer| {
@@ -79,13 +68,6 @@ impl ScoreAnswers {
             Ok(())
         })?;
         if console::speech().is_json { self.print_json(&overall, &groups) } else { self.print_table(&overall, &groups) }
-    }
-
-    fn refuse_twice(&self) -> Result<(), Fault> {
-        let twice = self.metrics.iter().enumerate().find(|(at, metric)| self.metrics[..*at].contains(metric));
-        twice.map_or(Ok(()), |(_, metric)| {
-            Err(Fault::usage(format!("`--metrics` names `{metric}` twice"), "name each metric once"))
-        })
     }
 
     fn score(&self, answer: &Answer<'_>) -> Result<Vec<f64>, Fault> {
@@ -118,9 +100,8 @@ impl ScoreAnswers {
         let names = self.metrics.iter().map(|metric| metric.name());
         let mut table = Table::new(&["rows of", "rows"].into_iter().chain(names).collect::<Vec<_>>());
         let mut add = |name: &str, sums: &Sums| {
-            let cells: Vec<String> = sums.means().iter().map(|mean| format!("{mean:.4}")).collect();
-            let rows = sums.rows.to_string();
-            table.row(&[name, &rows].into_iter().chain(cells.iter().map(String::as_str)).collect::<Vec<_>>());
+            let means = sums.means().into_iter().map(|mean| format!("{mean:.4}"));
+            table.row(&[name.to_owned(), sums.rows.to_string()].into_iter().chain(means).collect::<Vec<_>>());
         };
         for (field, groups) in self.by.iter().zip(groups) {
             for (name, sums) in groups {

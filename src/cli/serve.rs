@@ -8,13 +8,13 @@ use clap::Args;
 use serde_json::json;
 use tch::Device;
 
-use super::finetune::install;
 use super::used_model::{ModelArgs, own_rules};
 use crate::data::{self, TemplateFault};
 use crate::files::{self, FileKind};
 use crate::recipe::Storage;
 use crate::report::console;
 use crate::serve::{self, PromptEncoder, ServeOptions};
+use crate::train::Interrupt;
 use crate::units::Fault;
 
 /// A year: a longer time could overflow a deadline.
@@ -81,7 +81,7 @@ impl Serve {
         }
         let used = self.model.load(device)?;
         // After loading: a signal that comes before ends the process at once.
-        let interrupt = install()?;
+        let interrupt = Interrupt::install()?;
         let path = &used.recipe.model.path;
         let rules = own_rules(path)?;
         let template = match used.templates(self.chat_template.as_deref()) {

@@ -28,7 +28,6 @@ pub(super) struct ManPages {
 }
 
 impl Completions {
-    /// For all commands of `parser`.
     pub(super) fn run(&self, mut parser: Command) -> Result<(), Fault> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut parser, "kvtune", &mut script);
@@ -37,7 +36,6 @@ impl Completions {
 }
 
 impl ManPages {
-    /// One page for `parser`, and one for each of its commands.
     pub(super) fn run(&self, parser: Command) -> Result<(), Fault> {
         let written = fs::create_dir_all(&self.dir).and_then(|()| clap_mangen::generate_to(parser, &self.dir));
         written.map_err(io_fault("write to", &self.dir))?;

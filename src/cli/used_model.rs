@@ -20,7 +20,6 @@ use crate::report::console;
 use crate::train;
 use crate::units::Fault;
 
-// No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 pub(super) struct ModelArgs {
     /// A run (its `final`, else its newest checkpoint), a checkpoint, a model directory, or the name of a model in the Hugging Face cache.
@@ -171,8 +170,7 @@ pub(super) fn with_cache(set: &[String], policy: Option<&str>, cache_length: Opt
     of_dense.into_iter().chain(set.iter().cloned()).chain(policy).chain(length).collect()
 }
 
-/// Resolves the size of chunks. A cache that was asked for by arguments in place of the recipe's (`is_other`) does not contradict the size
-/// that the recipe has for its own.
+/// Resolves the size of chunks. Where arguments ask for another cache than the recipe's (`is_other`), the recipe's size does not contradict it.
 pub(super) fn fit_chunks(recipe: &mut Recipe, config: &ModelConfig, is_other: bool, set: &[String]) -> Result<(), Fault> {
     let asked = recipe.kv_cache.chunk_size;
     if is_other && !sets(set, "kv_cache.chunk_size") && Settings::new(config, &recipe.kv_cache, &recipe.grad.closed()).is_err() {
@@ -201,13 +199,11 @@ pub(super) fn recipe_revision(recipe: &Path, set: &[String], model: &Path) -> Re
     Ok(revision.filter(|_| files::cached_id(&path, "models").as_deref() == model.to_str()))
 }
 
-/// Whether some `--set` says something of a key.
 fn sets(set: &[String], key: &str) -> bool {
     set.iter().any(|word| word.trim_start().starts_with(key))
 }
 
 impl LoadedModel {
-    /// What writes `width` texts at the same time.
     pub(super) fn generator(&self, width: usize) -> Generator<'_> {
         Generator::new(&self.engine, &self.model, self.tokenizer.as_ref(), width).finding(self.initial_parts.as_ref())
     }
@@ -217,14 +213,8 @@ impl LoadedModel {
         let of_recipe = self.recipe.data.chat.chat_template.as_ref().map(|choice| &choice.0[..]);
         ChatTemplates::load(&self.recipe.model.path, chosen.or(of_recipe), None)
     }
-
-    /// What a saved session of this model belongs to.
-    pub(super) fn identity(&self) -> Result<SessionIdentity, Fault> {
-        identity(&self.recipe, self.adapter.as_deref())
-    }
 }
 
-/// How texts of the model in `dir` are generated, by its own files.
 pub(super) fn own_rules(dir: &Path) -> Result<GenerationRules, Fault> {
     let (rules, unknown) = GenerationRules::of_model(dir)?;
     if !unknown.is_empty() {
@@ -235,19 +225,14 @@ pub(super) fn own_rules(dir: &Path) -> Result<GenerationRules, Fault> {
 
 /// What texts depend on, beside the rules by which they are generated: the recipe's model, cache and dtype, and the adapter.
 pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<SessionIdentity, Fault> {
-    let files_of_model = fingerprint(&recipe.model.path)?;
-    let (scaling, quantize) = (recipe.model.rope_scaling.as_ref(), recipe.model.quantize);
-    let beside: Vec<String> =
-        scaling.map(|scaling| format!("{scaling:?}")).into_iter().chain(quantize.map(|form| form.name().to_owned())).collect();
+    let mut parts = vec![fingerprint(&recipe.model.path)?];
+    parts.extend(recipe.model.rope_scaling.as_ref().map(|scaling| format!("{scaling:?}")));
+    parts.extend(recipe.model.quantize.map(|form| form.name().to_owned()));
     let gates = train::gates_of(recipe, adapter).map(|file| files::hash_file(&file)).transpose()?;
     let mut cache = recipe.cache_keys();
     cache.extend(gates.map(|hash| ("kv_cache.gates".to_owned(), hash)));
     Ok(SessionIdentity {
-        model: if beside.is_empty() {
-            files_of_model
-        } else {
-            files::hash_parts(std::iter::once(&files_of_model).chain(&beside))
-        },
+        model: if let [files] = &parts[..] { files.clone() } else { files::hash_parts(&parts) },
         adapter: adapter.map(checkpoint::adapter_hash).transpose()?,
         cache,
         dtype: recipe.model.dtype.name().to_owned(),

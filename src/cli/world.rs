@@ -1,14 +1,11 @@
 //! `--dist-timeout` and `--backend`: the ranks that a verb works with.
 
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use tch::{Device, Kind, Tensor};
 
-use super::device;
 use crate::dist::{Launched, ProcessGroup, RankBackend};
-use crate::report::console;
 use crate::units::{Fault, Seconds};
 
 /// How long the other ranks are waited for, as arguments have it.
@@ -53,36 +50,6 @@ pub(super) fn refuse_further_ranks(verb: &str) -> Result<(), Fault> {
 /// Why a verb is not for ranks.
 pub(super) fn alone(verb: &str) -> String {
     format!("`{verb}` runs in one process: several ranks cannot share it")
-}
-
-pub(super) fn device(wanted: device::Wanted, threads: Option<u16>) -> Result<Device, Fault> {
-    let local_rank = launched()?.map_or(0, |launch| launch.local_rank);
-    device::prepare(wanted, threads, local_rank)
-}
-
-/// Does `work` with all ranks, on this one's device, and tells the others how it has ended.
-pub(super) fn with_ranks<T>(
-    device: Device,
-    joining: Joining,
-    work: impl FnOnce(Device, &Rc<ProcessGroup>) -> Result<T, Fault>,
-) -> Result<T, Fault> {
-    let mut world = match launched()? {
-        Some(launch) => ProcessGroup::join(&launch, joining.dist_timeout)?,
-        None => ProcessGroup::alone(),
-    };
-    if !world.is_first() {
-        console::be_quiet();
-    }
-    let chosen = world.choose_backend(joining.backend, device);
-    let world = Rc::new(world);
-    let done = chosen.and_then(|note| {
-        if let Some(note) = note {
-            console::note(&note);
-        }
-        work(device, &world)
-    });
-    world.leave(done.as_ref().err().map(ToString::to_string).as_deref())?;
-    done
 }
 
 /// How long ranks take to add up so many bytes of gradients on a device: the middle one of several times.

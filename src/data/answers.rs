@@ -15,7 +15,7 @@ pub struct Answer<'a> {
 }
 
 impl Answer<'_> {
-    pub fn text(&mut self, field: &'static str) -> Result<String, Fault> {
+    pub fn text(&mut self, field: &str) -> Result<String, Fault> {
         self.row.text(field).map_err(refused)
     }
 

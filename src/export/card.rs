@@ -11,8 +11,7 @@ use super::trained::{CacheResult, ExportTarget, Trained};
 use super::usage::Usage;
 use crate::files::cached_id;
 use crate::recipe::{LoraRecipe, Recipe, TemplateChoice, ValidationSource, Weights};
-use crate::report::evicted::Evicted;
-use crate::report::metrics::StepMetrics;
+use crate::report::metrics::{Evicted, StepMetrics};
 use crate::report::table::Table;
 use crate::units::counted;
 

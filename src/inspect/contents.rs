@@ -15,7 +15,6 @@ use crate::report::summary;
 use crate::train;
 use crate::units::{Fault, FaultKind};
 
-/// What an evaluation has kept.
 #[derive(Clone, Debug)]
 pub struct AnswerListing {
     pub name: String,

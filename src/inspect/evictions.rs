@@ -7,11 +7,9 @@ use crate::cache::ReplayLog;
 use crate::units::Fault;
 use crate::verify::{departures, stays};
 
-/// What a KV head kept of a sequence.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HeadEvictions {
     pub evicted: usize,
-    /// Tokens that stayed to the end.
     pub kept: usize,
     /// Mean number of tokens that came before an evicted one left.
     pub mean_stay: Option<f64>,
@@ -20,7 +18,6 @@ pub struct HeadEvictions {
     cells: Vec<KeptCell>,
 }
 
-/// What became of the tokens of a cell.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct KeptCell {
     /// How long those stayed that left: the mean of the logarithms, from 0 for one token to 1 for all of the sequence.
@@ -38,7 +35,6 @@ pub struct LayerEvictions {
     pub heads: Vec<HeadEvictions>,
 }
 
-/// What the caches of all layers kept of one sequence.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Evictions {
     /// Which sequence of the log, and of how many.
@@ -76,14 +72,12 @@ impl Evictions {
         Ok(Self { sequence: (sequence, found), tokens, tokens_per_cell, layers })
     }
 
-    /// The picture; `name` is that of the log.
     pub fn map(&self, name: &str) -> ColourMap {
         let (tokens, per_cell) = (self.tokens, self.tokens_per_cell);
         let sequence = format!("{name}, sequence {} of 0 to {}, {tokens} tokens", self.sequence.0, self.sequence.1 - 1);
         let mut notes = vec![if self.sequence.1 > 1 { sequence } else { format!("{name}, {tokens} tokens") }];
-        if per_cell > 1 {
-            notes.push(format!("a cell is {per_cell} neighbouring tokens: the geometric mean of how long they stayed"));
-        }
+        let of_cells = || format!("a cell is {per_cell} neighbouring tokens: the geometric mean of how long they stayed");
+        notes.extend((per_cell > 1).then(of_cells));
         let rows = self.layers.iter().enumerate().flat_map(|(index, layer)| layer.rows(index)).collect();
         let scale = |colours: &[Rgb], words: String| ColourScale {
             colours: (0..80).map(|i| mixed(colours, f64::from(i) / 79.0)).collect(),
@@ -92,12 +86,8 @@ impl Evictions {
         // Where it left would be told mostly by where it stands: how long it stayed is the same fact, and is seen.
         let mut scales =
             vec![scale(&SCALE, format!("left after 1 (left end) to {tokens} (right end) further tokens, logarithmic"))];
-        if self.layers.iter().any(|layer| layer.is_rolling) {
-            scales.push(scale(
-                &ROLLING_SCALE,
-                "the same in a rolling buffer, which the oldest token always leaves first".to_owned(),
-            ));
-        }
+        let rolling = "the same in a rolling buffer, which the oldest token always leaves first".to_owned();
+        scales.extend(self.layers.iter().any(|layer| layer.is_rolling).then(|| scale(&ROLLING_SCALE, rolling)));
         let part = if per_cell > 1 { ", mixed in by their part of a cell" } else { "" };
         scales.push(ColourScale { colours: vec![KEPT], words: format!("kept at the end{part}") });
         let title = "Which tokens the caches kept, by layer and KV head".to_owned();

@@ -4,11 +4,9 @@ use serde::Serialize;
 
 use super::RunContents;
 use crate::checkpoint::{Best, SampleCounts};
-use crate::report::evicted::Evicted;
-use crate::report::metrics::StepMetrics;
+use crate::report::metrics::{Evicted, StepMetrics};
 use crate::units::{Bytes, Seconds};
 
-/// Where a curve begins, where it ends, and how low it comes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CurveEnds {
     /// The first value that is finite.
@@ -26,14 +24,11 @@ pub struct RunFigures {
     pub seconds: f64,
     /// Tokens by time, over all steps.
     pub tokens_per_second: Option<f64>,
-    /// Training loss, nats per target.
     pub loss: Option<CurveEnds>,
     pub eval_loss: Option<CurveEnds>,
     /// The best validation, as the newest checkpoint knows it.
     pub best: Option<Best>,
-    /// Share of the entries that left the caches by the policy, from 0 to 1.
     pub evicted: Option<f64>,
-    /// How many further tokens came before such an entry left, on average.
     pub mean_stay: Option<f64>,
     /// The largest resident size, in bytes.
     pub peak_memory: Option<u64>,

@@ -2,11 +2,9 @@
 
 mod chart;
 mod contents;
-mod curves;
 mod evictions;
 mod figures;
 mod page;
-mod page_tables;
 mod scores;
 
 pub use chart::{ColourMap, ColourRow, ColourScale, MAX_CELLS, Rgb, in_terminal};

@@ -8,7 +8,6 @@ use serde::Deserialize;
 use crate::files::{self, FileKind};
 use crate::units::{Fault, abridged};
 
-/// What came of one model with one cache.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct EvaluationLine {
     /// The model, checkpoint or run.

@@ -15,10 +15,8 @@ use crate::units::{Exit, Fault, printable};
 /// Whether nothing is said but errors.
 static MUTE: AtomicBool = AtomicBool::new(false);
 
-/// What the command line has asked for.
 static SPEECH: OnceLock<Speech> = OnceLock::new();
 
-/// How much is said, and in which form.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Speech {
     /// Results, warnings and errors only.
@@ -43,7 +41,6 @@ pub fn be_quiet() {
     MUTE.store(true, Ordering::Relaxed);
 }
 
-/// Whether no remark is made.
 pub fn is_quiet() -> bool {
     MUTE.load(Ordering::Relaxed) || speech().is_quiet
 }
@@ -103,14 +100,14 @@ pub fn warning(text: &str) {
 }
 
 /// An error with its chain of causes and its hint.
-pub fn error(error: &dyn Error, hint: Option<&str>) {
+pub fn error(error: &Fault) {
     let mut lines = vec![format!("error: {error}")];
     let mut cause = error.source();
     while let Some(inner) = cause {
         lines.push(format!("cause: {inner}"));
         cause = inner.source();
     }
-    lines.extend(hint.map(|hint| format!("\nhint: {hint}")));
+    lines.extend(error.hint().map(|hint| format!("\nhint: {hint}")));
     say(&lines.join("\n"));
 }
 
@@ -119,8 +116,7 @@ pub fn has_colour(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !is_refused && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
 }
 
-/// A line of a kind that is never left out, or of another process, which has left out what it should. A run goes on where nobody can read it,
-/// so a failure is let pass.
+/// A line that is never left out, or of another process, which has left out what it should. A run goes on where nobody can read it.
 pub fn say(text: &str) {
     let mut text = printable(text);
     if has_colour(&io::stderr()) {

@@ -1,4 +1,4 @@
-//! `metrics.jsonl`: one line per step, appended and flushed; the source of truth for curves.
+//! `metrics.jsonl`: one line per step, appended and flushed; the source of truth for curves, and for what the caches have evicted.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -82,6 +82,60 @@ fn each_or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f6
     Ok(found.into_iter().map(|(name, value)| (name, value.unwrap_or(f64::NAN))).collect())
 }
 
+/// Sums over the heads of a layer, over layers, or over steps, each of which counts by its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Evicted {
+    pub entries: f64,
+    pub evicted: f64,
+    /// Tokens that came between the writing and the leaving of these.
+    pub stay: f64,
+}
+
+impl Evicted {
+    fn of_step(tokens: u64, share: f64, mean_stay: Option<f64>) -> Self {
+        let (entries, evicted) = (tokens as f64, share * tokens as f64);
+        Self { entries, evicted, stay: evicted * mean_stay.unwrap_or(0.0) }
+    }
+
+    /// Over the lines that say what was evicted: those of earlier versions do not.
+    pub fn over<'a>(lines: impl IntoIterator<Item = &'a StepMetrics>) -> Self {
+        let known = lines.into_iter().filter_map(|line| Some(Self::of_step(line.tokens, line.evicted?, line.mean_stay)));
+        known.fold(Self::default(), Self::plus)
+    }
+
+    pub fn by_layer(lines: &[StepMetrics]) -> Vec<Self> {
+        let mut layers: Vec<Self> = Vec::new();
+        for line in lines {
+            layers.resize(layers.len().max(line.evicted_by_layer.len()), Self::default());
+            for ((sums, share), stay) in layers.iter_mut().zip(&line.evicted_by_layer).zip(&line.mean_stay_by_layer) {
+                *sums = sums.plus(Self::of_step(line.tokens, *share, *stay));
+            }
+        }
+        layers
+    }
+
+    pub fn plus(self, Self { entries, evicted, stay }: Self) -> Self {
+        Self { entries: self.entries + entries, evicted: self.evicted + evicted, stay: self.stay + stay }
+    }
+
+    /// The share of all entries that left; `None` where nothing is known.
+    pub fn share(&self) -> Option<f64> {
+        (self.entries > 0.0).then(|| self.evicted / self.entries)
+    }
+
+    /// How many further tokens came before an entry left, on average; `None` where none did.
+    pub fn mean_stay(&self) -> Option<f64> {
+        (self.evicted > 0.0).then(|| self.stay / self.evicted)
+    }
+
+    /// In words; `None` where nothing is known.
+    pub fn words(&self) -> Option<String> {
+        let share = 100.0 * self.share()?;
+        let stay = self.mean_stay().map(|stay| format!("{share:.1} %, on average {stay:.0} tokens after they were written"));
+        Some(stay.unwrap_or_else(|| "none: nothing left the caches".to_owned()))
+    }
+}
+
 /// Where a run goes on.
 #[derive(Clone, Copy, Debug)]
 pub struct MetricsMark {
@@ -93,7 +147,6 @@ pub struct MetricsMark {
     pub is_owed: bool,
 }
 
-/// The file, open for appending.
 #[derive(Debug)]
 pub struct Metrics {
     path: PathBuf,
@@ -106,7 +159,6 @@ pub struct Metrics {
 #[derive(Debug)]
 pub struct KeptMetrics {
     pub lines: Vec<StepMetrics>,
-    /// The line that is to be written anew.
     pub owed: Option<StepMetrics>,
     /// Lines that no check stands for.
     pub unchecked: u64,
@@ -124,8 +176,7 @@ impl KeptMetrics {
             if mark.step > 0 && kept.lines.last().is_some_and(|line| line.step >= mark.step) {
                 break;
             }
-            let changed = |what: String| other_line(path, index + 1, &what);
-            let broken = || other_line(path, index + 1, NO_LINE);
+            let wrong = |what: &str| other_line(path, index + 1, what);
             let read =
                 std::str::from_utf8(line).ok().and_then(|text| Some((text, serde_json::from_str::<StepMetrics>(text).ok()?)));
             // Before the first step there need not be a line, and so it may be the one that was cut.
@@ -133,17 +184,17 @@ impl KeptMetrics {
                 Some((_, metrics)) if metrics.step > mark.step => break,
                 Some(read) => read,
                 None if mark.step == 0 => break,
-                None => return Err(broken()),
+                None => return Err(wrong(NO_LINE)),
             };
             match checked(text) {
                 Some((figures, check)) if check == check_of(&kept.check, &figures) => check.clone_into(&mut kept.check),
                 None if kept.check.is_empty() && mark.unchecked.is_none_or(|most| kept.unchecked < most) => kept.unchecked += 1,
-                _ => return Err(changed("it is not as it was written, or the lines before it are not".into())),
+                _ => return Err(wrong("it is not as it was written, or the lines before it are not")),
             }
             if let Some(before) = kept.lines.last()
                 && metrics.step != before.step + 1
             {
-                return Err(changed(format!("expected step {}, found step {}", before.step + 1, metrics.step)));
+                return Err(wrong(&format!("expected step {}, found step {}", before.step + 1, metrics.step)));
             }
             kept.texts.push(text.to_owned());
             kept.lines.push(metrics);
@@ -358,5 +409,26 @@ mod tests {
         for error in [read_all(&path).unwrap_err(), KeptMetrics::read(&path, &after(3)).unwrap_err()] {
             assert!(error.to_string().ends_with("`, line 1: not a line of metrics"), "{error}");
         }
+    }
+
+    #[test]
+    fn steps_count_by_their_tokens_and_stays_by_what_left() {
+        let line = |tokens, evicted, mean_stay| StepMetrics {
+            tokens,
+            evicted: Some(evicted),
+            mean_stay,
+            evicted_by_layer: vec![evicted, 0.0],
+            mean_stay_by_layer: vec![mean_stay, None],
+            ..StepMetrics::default()
+        };
+        let lines = [line(100, 0.5, Some(10.0)), line(300, 0.25, Some(20.0)), line(100, 0.0, None), StepMetrics::default()];
+        let all = Evicted::over(&lines);
+        assert_eq!((all.share(), all.mean_stay()), (Some(0.25), Some(16.0)));
+        assert_eq!(all.words().unwrap(), "25.0 %, on average 16 tokens after they were written");
+        let layers = Evicted::by_layer(&lines);
+        assert_eq!(layers.len(), 2);
+        assert_eq!((layers[0], layers[1].share(), layers[1].mean_stay()), (all, Some(0.0), None));
+        assert_eq!(layers[1].words().unwrap(), "none: nothing left the caches");
+        assert_eq!(Evicted::over(&[StepMetrics::default()]).words(), None, "a line of an earlier version");
     }
 }

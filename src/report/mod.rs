@@ -1,8 +1,6 @@
 //! Everything that a person reads: console, tables, progress, metrics, event files, summary.
 
 pub mod console;
-mod event_file;
-pub mod evicted;
 pub mod memory;
 pub mod metrics;
 pub mod program;
@@ -10,4 +8,3 @@ pub mod progress;
 pub mod summary;
 pub mod table;
 pub mod tensorboard;
-pub mod tokenising;

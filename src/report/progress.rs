@@ -1,7 +1,8 @@
-//! Where a run is: a line on a terminal that changes, and one line per logged step above it or in a log.
+//! Where a run is, and how far the tokenising of its data: a line on a terminal that changes, and lines above it or in a log.
 
-use std::io;
-use std::time::Instant;
+use std::io::{self, IsTerminal};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -13,7 +14,9 @@ use crate::units::{Bytes, Seconds};
 /// Below so many columns a line has no words that can be spared.
 const NARROW: usize = 60;
 
-/// The progress of a run on standard error.
+/// Between lines in a log, the first one included: what takes less says nothing.
+const INTERVAL: Duration = Duration::from_secs(20);
+
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -27,10 +30,7 @@ pub struct Progress {
 impl Progress {
     /// A run of `total` steps of which `done` are behind it; a log line every `interval` steps.
     pub fn new(total: u64, done: u64, interval: u64) -> Self {
-        let bar = (terminal_width(&io::stderr()).is_some() && !console::is_quiet()).then(|| {
-            let style = ProgressStyle::with_template("{wide_msg}");
-            ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
-        });
+        let bar = (terminal_width(&io::stderr()).is_some() && !console::is_quiet()).then(|| spinner("{wide_msg}"));
         let interval = if console::speech().is_verbose { 1 } else { interval.max(1) };
         Self { bar, total, interval, began: Instant::now(), done_before: done, last: None }
     }
@@ -73,6 +73,11 @@ impl Progress {
     }
 }
 
+fn spinner(template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner());
+    ProgressBar::new_spinner().with_style(style)
+}
+
 /// A line of so many columns: what does not fit is left out from the end, the place of the step before its last figure but three.
 fn fitted(mut parts: Vec<String>, place: &str, width: usize) -> String {
     // Step, loss, speed and time left.
@@ -113,6 +118,41 @@ fn described(m: &StepMetrics, left: Seconds) -> Vec<String> {
     add("idle ", m.idle.map(|v| format!("{:.0} %", 100.0 * v)));
     add("peak ", Some(Bytes(m.peak_memory).to_string()));
     parts
+}
+
+/// The progress of tokenising on standard error. It says nothing before it is told something.
+#[derive(Debug)]
+pub struct Tokenising {
+    bar: Option<ProgressBar>,
+    began: Instant,
+    said: Instant,
+}
+
+impl Tokenising {
+    pub fn begin() -> Self {
+        Self { bar: None, began: Instant::now(), said: Instant::now() }
+    }
+
+    /// So many samples of a file are done, of so many tokens.
+    pub fn at(&mut self, path: &Path, samples: usize, tokens: usize) {
+        let seconds = self.began.elapsed().as_secs_f64().max(1e-3);
+        let (tokens, rate) = (tokens as f64 / 1e6, tokens as f64 / 1e6 / seconds);
+        let words = format!("tokenising `{}`: {samples} samples, {tokens:.1} M tokens, {rate:.2} M a second", path.display());
+        if io::stderr().is_terminal() && !console::is_quiet() {
+            self.bar.get_or_insert_with(|| spinner("{spinner} {wide_msg}")).set_message(words);
+        } else if self.said.elapsed() >= INTERVAL {
+            self.said = Instant::now();
+            console::note(&words);
+        }
+    }
+}
+
+impl Drop for Tokenising {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::evicted::Evicted;
+use super::metrics::Evicted;
 use super::table::Table;
 use crate::files::{self, FileKind};
 use crate::units::{Bytes, Seconds};
@@ -21,7 +21,6 @@ pub fn state(run: &Path) -> Option<String> {
     page.lines().next()?.strip_prefix(HEADING).map(str::to_owned)
 }
 
-/// The figures of a finished or interrupted run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunSummary {
     /// `finished`, or `interrupted after step 12`.
@@ -71,7 +70,6 @@ impl RunSummary {
         format!("{HEADING}{}\n\n{table}\n{memory}", self.state)
     }
 
-    /// How it went, in a line.
     pub fn words(&self) -> String {
         let mut parts = vec![format!("{} of {} steps in {}", self.steps.0, self.steps.1, Seconds(self.seconds))];
         let mut add = |name: &str, value: Option<String>| parts.extend(value.map(|value| format!("{name} {value}")));

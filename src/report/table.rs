@@ -29,6 +29,15 @@ impl Table {
         Self(table)
     }
 
+    /// A table of numbers, whose rows all name the same columns.
+    pub fn of_named(rows: impl IntoIterator<Item = Vec<(&'static str, String)>>) -> Self {
+        let mut rows = rows.into_iter().peekable();
+        let header: Vec<&str> = rows.peek().into_iter().flatten().map(|(name, _)| *name).collect();
+        let mut table = Self::new(&header);
+        rows.for_each(|row| table.row(&row.into_iter().map(|(_, cell)| cell).collect::<Vec<_>>()));
+        table
+    }
+
     pub fn row(&mut self, cells: &[impl AsRef<str>]) {
         self.0.add_row(cells.iter().map(AsRef::as_ref));
     }
@@ -49,8 +58,7 @@ impl Table {
         table.to_string()
     }
 
-    /// An object of names and values where there are two columns, else a list of objects by the header. Behind the first column, what is a number
-    /// is one.
+    /// An object of names and values where there are two columns, else a list of objects by the header; numbers but in the first column.
     pub fn to_json(&self) -> Value {
         let cells = |row: &comfy_table::Row| row.cell_iter().map(comfy_table::Cell::content).collect::<Vec<String>>();
         let header = self.0.header().map(cells).unwrap_or_default();

@@ -5,8 +5,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use tensorboard_rs::record_writer::RecordWriter;
+
 use super::console;
-use super::event_file::{Message, records};
 use super::metrics::StepMetrics;
 use crate::files::disk::DiskFile;
 
@@ -18,8 +19,7 @@ pub struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// Begins a file in `dir`. `first_step` is the first step that this start makes: what an earlier start has written from there on is
-    /// no longer shown.
+    /// Begins a file in `dir`. What an earlier start has written from `first_step` on, which is this one's first, is no longer shown.
     pub fn start(dir: &Path, first_step: u64) -> Self {
         let mut board = Self { file: begin(dir).map_err(|error| warn(&error)).ok() };
         let version = Message::default().bytes(FILE_VERSION, b"brain.Event:2");
@@ -34,7 +34,6 @@ impl TensorBoard {
         self.append(summaries(metrics).iter().map(event).collect());
     }
 
-    /// Appends a few answers of a validation.
     pub fn send_text(&mut self, step: u64, text: &str) {
         self.append(vec![of_step(step, &in_text("eval/answers", text))]);
     }
@@ -66,7 +65,6 @@ const TENSOR: u64 = 8;
 const METADATA: u64 = 9;
 const STRING: u64 = 7;
 
-/// How the names of event files begin.
 const PREFIX: &str = "events.out.tfevents.";
 
 fn begin(dir: &Path) -> io::Result<DiskFile> {
@@ -126,6 +124,55 @@ fn in_text(tag: &str, text: &str) -> Message {
 
 pub fn dir_of(run: &Path) -> PathBuf {
     run.join("tensorboard")
+}
+
+/// A message of Protocol Buffers, field after field.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    fn varint(self, field: u64, value: u64) -> Self {
+        self.number(field << 3).number(value)
+    }
+
+    fn double(self, field: u64, value: f64) -> Self {
+        self.number(field << 3 | 1).raw(&value.to_le_bytes())
+    }
+
+    fn bytes(self, field: u64, bytes: &[u8]) -> Self {
+        self.number(field << 3 | 2).number(bytes.len() as u64).raw(bytes)
+    }
+
+    fn message(self, field: u64, inner: &Self) -> Self {
+        self.bytes(field, &inner.0)
+    }
+
+    fn float(self, field: u64, value: f32) -> Self {
+        self.number(field << 3 | 5).raw(&value.to_le_bytes())
+    }
+
+    fn raw(mut self, bytes: &[u8]) -> Self {
+        self.0.extend(bytes);
+        self
+    }
+
+    /// Seven bits in each byte, the lowest first.
+    fn number(mut self, mut value: u64) -> Self {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+        self
+    }
+}
+
+/// Messages as they stand in a file, each with its length and checksums.
+fn records(messages: &[Message]) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut writer = RecordWriter::new(&mut bytes);
+    messages.iter().try_for_each(|message| writer.write(&message.0))?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -203,5 +250,13 @@ mod tests {
         }
         fs::write(dir.path().join("in the way"), "").unwrap();
         assert!(TensorBoard::start(&dir.path().join("in the way"), 0).file.is_none());
+    }
+
+    #[test]
+    fn a_record_has_its_length_and_checksums() {
+        // The first record of each file that TensorFlow writes.
+        let version = Message::default().double(1, 0.0).bytes(3, b"brain.Event:2");
+        let record = records(&[version]).unwrap();
+        assert_eq!((record.len(), &record[..12]), (40, &[24, 0, 0, 0, 0, 0, 0, 0, 0xa3, 0x7f, 0x4b, 0x22][..]));
     }
 }

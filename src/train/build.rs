@@ -17,7 +17,7 @@ use crate::native::cuda::Numerics;
 use crate::ops::attention::ModelFeature;
 use crate::recipe::{GradRecipe, HeadRecipe, LongBenchPrompt, LoraRecipe, Offload, Recipe, RopeScalingRecipe, TemplateChoice};
 use crate::report::console;
-use crate::report::tokenising::Tokenising;
+use crate::report::progress::Tokenising;
 use crate::units::{Fault, FaultKind, abridged};
 
 pub fn limits(config: &ModelConfig) -> ModelLimits {

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::cache::{ChunkSpan, ReplayLog};
 use crate::engine::Settings;
 use crate::recipe::Recipe;
-use crate::report::evicted::Evicted;
+use crate::report::metrics::Evicted;
 use crate::units::{Fault, counted};
 use crate::verify::{departures, stays};
 

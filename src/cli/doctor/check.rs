@@ -2,7 +2,6 @@
 
 use serde_json::{Value, json};
 
-/// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Ok,
@@ -44,9 +43,13 @@ impl DoctorCheck {
         Self { state: State::Missing, ..Self::ok(name, found) }
     }
 
-    /// What CUDA needs and what is not there: a failure where CUDA is promised.
-    pub(super) fn lacking(name: &str, found: impl Into<String>, hint: &'static str, is_promised: bool) -> Self {
-        if is_promised { Self::failed(name, found, hint) } else { Self::missing(name, found) }
+    /// What CUDA needs; or why it is not there, which is a failure where CUDA is promised, and what to do.
+    pub(super) fn needed(name: &str, found: Result<String, (String, &'static str)>, is_promised: bool) -> Self {
+        match found {
+            Ok(found) => Self::ok(name, found),
+            Err((why, hint)) if is_promised => Self::failed(name, why, hint),
+            Err((why, _)) => Self::missing(name, why),
+        }
     }
 
     pub(super) fn judged(name: &str, found: String, is_right: bool, hint: &'static str) -> Self {

@@ -23,42 +23,45 @@ const DRIVER: &str = "install NVIDIA's driver 580 or newer";
 const WHEELS: &str = "install the full set of torch 2.11 wheels and point `LD_LIBRARY_PATH` at its `torch/lib`";
 const FIRST: &str = "the rows above it come first";
 const INDEX: &str = "name another GPU with `--device`, and look at `CUDA_VISIBLE_DEVICES`";
-const GRAPHS: &str = "CUDA graphs";
 
-/// What a GPU that can compute is tried with.
-type Trial = (&'static str, fn(Device) -> DoctorCheck);
-const TRIALS: [Trial; 4] = [
-    ("GPU product", |device| host::product("GPU product", device)),
-    ("GPU attention", attends),
-    ("GPU kernels", runs_kernels),
-    (GRAPHS, |device| told(guarded(|| no_grad(|| replays(device))))),
-];
+const PRODUCT: &str = "GPU product";
+const ATTENTION: &str = "GPU attention";
+const KERNELS: &str = "GPU kernels";
+const GRAPHS: &str = "CUDA graphs";
 
 /// All of it, for the GPU `index`; `is_promised` says whether CUDA is asked for or there is a device, `half` what came of loading libtorch's.
 pub(super) fn examine(is_promised: bool, index: usize, half: &CudaSupport) -> Vec<DoctorCheck> {
     let driver = Driver::ask();
-    let mut checks =
-        vec![nodes(&device_nodes(), is_promised), of_driver(driver.as_ref(), is_promised), of_half(half, is_promised)];
-    // libtorch's CUDA half needs cuDNN and NCCL to start. kvtune itself asks NCCL among ranks, and cuDNN on some GPUs, where other kernels
-    // would do.
+    let mut checks = vec![
+        DoctorCheck::needed("NVIDIA devices", nodes(&device_nodes()), is_promised),
+        DoctorCheck::needed("driver", of_driver(driver.as_ref()), is_promised),
+        DoctorCheck::needed("libtorch's CUDA half", of_half(half), is_promised),
+    ];
+    let library = |name, found: Result<String, String>, is_promised| {
+        DoctorCheck::needed(name, found.map_err(|why| (why, WHEELS)), is_promised)
+    };
+    // libtorch's CUDA half needs cuDNN and NCCL to start. kvtune itself asks NCCL among ranks, and cuDNN on GPUs where other kernels would do.
     let companions =
         [("CUDA runtime", Companion::Runtime, is_promised), ("cuDNN", Companion::Cudnn, false), ("NCCL", Companion::Nccl, false)];
     for (name, companion, is_promised) in companions {
         let found = companion.open().map(|(version, path)| format!("{version}, `{}`", path.display()));
-        checks.push(of_library(name, found, is_promised));
+        checks.push(library(name, found, is_promised));
     }
-    checks.push(of_library("NVRTC", compiler_release(), is_promised));
+    checks.push(library("NVRTC", compiler_release(), is_promised));
     let gpus = driver.map(|driver| driver.gpus).unwrap_or_default();
     for (at, gpu) in gpus.iter().enumerate() {
         // Asking a GPU for what is free takes some of it.
         let free = if at == index && *half == CudaSupport::Loaded { free_device_memory(at) } else { None };
         checks.push(of_gpu(at, gpu, free));
     }
-    let usable = usable(gpus.len(), index, half);
-    checks.extend(TRIALS.iter().map(|(name, trial)| match usable {
-        Ok(device) => trial(device),
-        Err((why, hint)) => DoctorCheck::lacking(name, why, hint, is_promised),
-    }));
+    checks.extend(match usable(gpus.len(), index, half) {
+        Ok(device) => {
+            [host::product(PRODUCT, device), attends(device), runs_kernels(device), told(guarded(|| no_grad(|| replays(device))))]
+        }
+        Err((why, hint)) => {
+            [PRODUCT, ATTENTION, KERNELS, GRAPHS].map(|name| DoctorCheck::needed(name, Err((why.to_owned(), hint)), is_promised))
+        }
+    });
     checks
 }
 
@@ -73,42 +76,27 @@ fn usable(shown: usize, index: usize, half: &CudaSupport) -> Result<Device, (&'s
     }
 }
 
-fn nodes(nodes: &[String], is_promised: bool) -> DoctorCheck {
-    const NAME: &str = "NVIDIA devices";
-    match nodes {
-        [] => DoctorCheck::lacking(NAME, "none in `/dev`", NO_DEVICE, is_promised),
-        nodes => DoctorCheck::ok(NAME, nodes.join(", ")),
-    }
+fn nodes(nodes: &[String]) -> Result<String, (String, &'static str)> {
+    if nodes.is_empty() { Err(("none in `/dev`".to_owned(), NO_DEVICE)) } else { Ok(nodes.join(", ")) }
 }
 
-fn of_driver(driver: Result<&Driver, &String>, is_promised: bool) -> DoctorCheck {
-    const NAME: &str = "driver";
-    let driver = match driver {
-        Ok(driver) => driver,
-        Err(why) => return DoctorCheck::lacking(NAME, why.as_str(), DRIVER, is_promised),
-    };
+fn of_driver(driver: Result<&Driver, &String>) -> Result<String, (String, &'static str)> {
+    let driver = driver.map_err(|why| (why.clone(), DRIVER))?;
     let (major, minor) = driver.cuda;
     let served = format!("{}serves CUDA {major}.{minor}", driver.release.as_ref().map_or(String::new(), |r| format!("{r}, ")));
     match () {
-        () if driver.cuda < NEEDED => {
-            DoctorCheck::lacking(NAME, format!("{served}; libtorch needs {}.{}", NEEDED.0, NEEDED.1), DRIVER, is_promised)
-        }
-        () if driver.gpus.is_empty() => DoctorCheck::lacking(NAME, format!("{served}, and shows no GPU"), INDEX, is_promised),
-        () => DoctorCheck::ok(NAME, served),
+        () if driver.cuda < NEEDED => Err((format!("{served}; libtorch needs {}.{}", NEEDED.0, NEEDED.1), DRIVER)),
+        () if driver.gpus.is_empty() => Err((format!("{served}, and shows no GPU"), INDEX)),
+        () => Ok(served),
     }
 }
 
-fn of_half(half: &CudaSupport, is_promised: bool) -> DoctorCheck {
-    const NAME: &str = "libtorch's CUDA half";
+fn of_half(half: &CudaSupport) -> Result<String, (String, &'static str)> {
     match half {
-        CudaSupport::Loaded => DoctorCheck::ok(NAME, "loaded"),
-        CudaSupport::NoDevice => DoctorCheck::lacking(NAME, "not loaded: there is no NVIDIA device", NO_DEVICE, is_promised),
-        CudaSupport::Unavailable(why) => DoctorCheck::lacking(NAME, why.as_str(), WHEELS, is_promised),
+        CudaSupport::Loaded => Ok("loaded".to_owned()),
+        CudaSupport::NoDevice => Err(("not loaded: there is no NVIDIA device".to_owned(), NO_DEVICE)),
+        CudaSupport::Unavailable(why) => Err((why.clone(), WHEELS)),
     }
-}
-
-fn of_library(name: &str, found: Result<String, String>, is_promised: bool) -> DoctorCheck {
-    found.map_or_else(|why| DoctorCheck::lacking(name, why, WHEELS, is_promised), |found| DoctorCheck::ok(name, found))
 }
 
 fn of_gpu(index: usize, gpu: &Gpu, free: Option<u64>) -> DoctorCheck {
@@ -123,7 +111,7 @@ fn of_gpu(index: usize, gpu: &Gpu, free: Option<u64>) -> DoctorCheck {
 fn attends(device: Device) -> DoctorCheck {
     let found = KernelsOfHeads::tried(device, Kind::BFloat16, HEAD_DIM);
     let hint = "look at the reasons: the GPU may be too old for these kernels, or libtorch's CUDA half without them";
-    DoctorCheck::judged("GPU attention", found.to_string(), !found.is_blockwise, hint)
+    DoctorCheck::judged(ATTENTION, found.to_string(), !found.is_blockwise, hint)
 }
 
 /// kvtune's own kernels: one of their texts is compiled and started, for all that compiling needs.
@@ -141,7 +129,7 @@ fn runs_kernels(device: Device) -> DoctorCheck {
         () => "other numbers came out than should".to_owned(),
     };
     let hint = "libtorch's operations do their work, slower; look at the row of NVRTC and at the reason";
-    DoctorCheck::judged("GPU kernels", found, norms && missing.is_empty(), hint)
+    DoctorCheck::judged(KERNELS, found, norms && missing.is_empty(), hint)
 }
 
 /// Whether a sum that was captured as a graph is right for other numbers than those that it was captured with.
@@ -187,15 +175,14 @@ mod tests {
         let half = CudaSupport::Unavailable("`libtorch_cuda.so` does not exist".to_owned());
         for (is_promised, state) in [(false, State::Missing), (true, State::Failed)] {
             let all = [
-                nodes(&[], is_promised),
-                of_driver(Err(&why), is_promised),
-                of_driver(Ok(&driver((12, 8), Vec::new())), is_promised),
-                of_driver(Ok(&driver((13, 0), Vec::new())), is_promised),
-                of_half(&CudaSupport::NoDevice, is_promised),
-                of_half(&half, is_promised),
-                of_library("cuDNN", Err(why.clone()), is_promised),
+                nodes(&[]),
+                of_driver(Err(&why)),
+                of_driver(Ok(&driver((12, 8), Vec::new()))),
+                of_driver(Ok(&driver((13, 0), Vec::new()))),
+                of_half(&CudaSupport::NoDevice),
+                of_half(&half),
             ];
-            for check in all {
+            for check in all.map(|found| DoctorCheck::needed("it", found, is_promised)) {
                 assert_eq!((check.state, check.hint.is_some()), (state, is_promised), "{check:?}");
             }
         }
@@ -211,7 +198,6 @@ mod tests {
         let gpu = Gpu { name: "NVIDIA H200".to_owned(), capability: (9, 0), multiprocessors: 132, memory: 150_754_820_096 };
         let check = of_gpu(0, &gpu, Some(130 << 30));
         assert_eq!(check.found, "NVIDIA H200, compute capability 9.0, 132 multiprocessors, 130 GiB free of 140 GiB");
-        let check = of_driver(Ok(&driver((13, 0), vec![gpu])), true);
-        assert_eq!((check.state, check.found.as_str()), (State::Ok, "580.95.05, serves CUDA 13.0"));
+        assert_eq!(of_driver(Ok(&driver((13, 0), vec![gpu]))), Ok("580.95.05, serves CUDA 13.0".to_owned()));
     }
 }

@@ -58,8 +58,13 @@ impl Doctor {
                 console::result(&format!("{name}: {hint}"))?;
             }
         }
-        let failed: Vec<String> = of(State::Failed).map(|check| check.name.clone()).collect();
-        if failed.is_empty() { Ok(()) } else { Err(not_working(&failed)) }
+        let failed: Vec<String> = of(State::Failed).map(|check| format!("`{}`", check.name)).collect();
+        if failed.is_empty() {
+            return Ok(());
+        }
+        Err(Fault::new(Exit::Failed, format!("promised here, and not working: {}", failed.join(", "))).with_hint(
+            "the lines above say what to do; `--device cpu` works without CUDA, and `kvtune doctor --device cpu` looks without it",
+        ))
     }
 
     fn examine(&self, wanted: Wanted, threads: Option<u16>, promises_cuda: bool) -> Result<Vec<DoctorCheck>, Fault> {
@@ -76,11 +81,4 @@ impl Doctor {
         checks.extend(ranks::examine(self.joining, wanted));
         Ok(checks)
     }
-}
-
-fn not_working(checks: &[String]) -> Fault {
-    let names: Vec<String> = checks.iter().map(|name| format!("`{name}`")).collect();
-    Fault::new(Exit::Failed, format!("promised here, and not working: {}", names.join(", "))).with_hint(
-        "the lines above say what to do; `--device cpu` works without CUDA, and `kvtune doctor --device cpu` looks without it",
-    )
 }

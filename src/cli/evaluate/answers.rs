@@ -3,13 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::{Value, json};
 
-use super::samples::Split;
-use super::targets::LoadedTarget;
+use super::targets::{LoadedTarget, Split};
 use crate::cli::generate::RuleArguments;
 use crate::cli::used_model::{identity, own_rules};
+use crate::cli::values::metric;
 use crate::data::Dataset;
 use crate::dist::ProcessGroup;
 use crate::engine::Engine;
@@ -24,7 +23,6 @@ use crate::units::Fault;
 /// Texts that are written at the same time.
 const WIDTH: u16 = 8;
 
-// No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 pub(super) struct AnswerArguments {
     /// Write an answer to each prompt, greedily unless told otherwise, and score it: `longbench_v2` for LongBench v2, `ruler_all` for
@@ -32,13 +30,7 @@ pub(super) struct AnswerArguments {
     #[arg(long)]
     generate: bool,
     /// Generate an answer to each prompt, and score it by these metrics, separated by commas.
-    #[arg(
-        long,
-        value_name = "METRIC",
-        value_delimiter = ',',
-        hide_possible_values = true,
-        value_parser = PossibleValuesParser::new(Metric::names()).try_map(|name| name.parse::<Metric>())
-    )]
+    #[arg(long, value_name = "METRIC", value_delimiter = ',', hide_possible_values = true, value_parser = metric())]
     metrics: Vec<Metric>,
     /// Generate an answer to each prompt, and keep it in this JSONL file; answers that it already has are not generated again. Default: a
     /// file for each cache in the folder `answers` of the run.

@@ -1,13 +1,9 @@
 //! `kvtune evaluate`.
 
 mod answers;
-mod differences;
-mod loss_file;
-mod samples;
-mod table;
+mod results;
 mod targets;
 mod verb;
 
-pub(super) use samples::SampleArguments;
-pub(super) use targets::targets;
+pub(super) use targets::{SampleArguments, targets};
 pub(super) use verb::Evaluate;

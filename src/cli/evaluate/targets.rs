@@ -1,17 +1,19 @@
-//! What is evaluated: models with or without adapters.
+//! What is evaluated: models with or without adapters, and which samples of their data.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use clap::{Args, ValueEnum};
+use serde::Serialize;
 use tch::Device;
 
 use crate::checkpoint;
 use crate::cli::used_model::{asked_revision, recipe_revision};
-use crate::data::Tokenizer;
+use crate::data::{Dataset, Splits, Tokenizer};
 use crate::dist::ProcessGroup;
 use crate::files;
 use crate::model::{Model, has_fingerprint};
-use crate::recipe::{Recipe, Weights};
+use crate::recipe::{OnTooLong, Recipe, Weights};
 use crate::report::console;
 use crate::train::{self, FoundCheckpoint};
 use crate::units::Fault;
@@ -74,12 +76,10 @@ pub(in crate::cli) fn targets(
 }
 
 impl Target {
-    /// The directory that it is known by.
     pub(in crate::cli) fn dir(&self) -> &Path {
         self.checkpoint.as_ref().map_or(&self.path, |found| &found.dir)
     }
 
-    /// The run that it is a checkpoint of.
     pub(super) fn run(&self) -> Option<&Path> {
         self.checkpoint.as_ref().map(|found| found.run.as_path()).filter(|run| train::resolved_recipe_path(run).is_ok())
     }
@@ -99,24 +99,18 @@ impl Target {
                 recipe.model.adapter = None;
             }
             Some(found) if found.holds == Weights::All => {
-                self.refuse_other_model(&found.dir, &recipe)?;
+                // It is a model of its own: another one that is asked for would go unheard.
+                if Recipe::load(&self.recipe, &[]).is_ok_and(|written| written.recipe.model.path != recipe.model.path) {
+                    return Err(Fault::usage(
+                        format!("`model.path` is set, but the checkpoint `{}` holds a whole model", found.dir.display()),
+                        "leave it out, or evaluate that model with `--base`",
+                    ));
+                }
                 recipe.model.path.clone_from(&found.dir);
             }
             Some(_) => {}
         }
         Ok((recipe, resolved.notes))
-    }
-
-    /// A checkpoint of all weights is a model of its own: another one that is asked for would go unheard.
-    fn refuse_other_model(&self, checkpoint: &Path, recipe: &Recipe) -> Result<(), Fault> {
-        let is_set = Recipe::load(&self.recipe, &[]).is_ok_and(|written| written.recipe.model.path != recipe.model.path);
-        if !is_set {
-            return Ok(());
-        }
-        Err(Fault::usage(
-            format!("`model.path` is set, but the checkpoint `{}` holds a whole model", checkpoint.display()),
-            "leave it out, or evaluate that model with `--base`",
-        ))
     }
 
     pub(in crate::cli) fn load(&self, recipe: &Recipe, device: Device) -> Result<Model, Fault> {
@@ -131,5 +125,48 @@ impl Target {
         }
         train::check_head(recipe, &model)?;
         Ok(model)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct SampleArguments {
+    /// Which samples to use; `rest`: those of the training file that `data.on_too_long = "drop"` leaves out.
+    #[arg(long, value_enum, default_value_t = Split::Validation)]
+    pub(super) split: Split,
+    /// Use only the first N samples of the split.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) limit: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Split {
+    Train,
+    Validation,
+    Rest,
+}
+
+impl SampleArguments {
+    pub(in crate::cli) fn choose(&self, splits: Splits, recipe: &Recipe) -> Result<Dataset, Fault> {
+        let (found, message, hint) = match self.split {
+            Split::Train => (Some(splits.train), "", ""),
+            Split::Validation => (
+                splits.validation,
+                "the recipe holds no samples out for validation",
+                "use `--split train`, or `--set data.validation_fraction=0.1`",
+            ),
+            Split::Rest if recipe.data.each().any(|data| data.on_too_long == OnTooLong::Drop) => (
+                splits.rest,
+                "no sample is left out that the model has positions for",
+                "set a smaller `data.max_seq_length`, or use another `--split`",
+            ),
+            Split::Rest => (
+                None,
+                "no sample is left out: `data.on_too_long` is not `drop`",
+                "use `--set data.on_too_long=drop` with the `data.max_seq_length` of training",
+            ),
+        };
+        let limit = self.limit.map_or(usize::MAX, |limit| limit as usize);
+        found.map(|dataset| dataset.first(limit)).ok_or_else(|| Fault::usage(message, hint))
     }
 }

@@ -9,11 +9,8 @@ use clap::builder::PossibleValuesParser;
 use tch::Device;
 
 use super::answers::AnswerArguments;
-use super::differences;
-use super::loss_file;
-use super::samples::SampleArguments;
-use super::table::{self, Evaluated};
-use super::targets::{self, LoadedTarget, Target};
+use super::results::{self, Evaluated};
+use super::targets::{self, LoadedTarget, SampleArguments, Target};
 use crate::cache::policies;
 use crate::cli::used_model::{fit_chunks, with_cache};
 use crate::cli::world::Joining;
@@ -100,7 +97,12 @@ impl Evaluate {
         results: &mut Vec<Evaluated>,
     ) -> Result<Option<AnswerFile>, Fault> {
         let evaluations = targets.iter().map(|(_, recipes)| recipes.len()).sum();
-        self.refuse_several_logs(evaluations)?;
+        if self.replay_log.is_some() && evaluations != 1 {
+            return Err(Fault::usage(
+                format!("`--replay-log` names one file, and {evaluations} models and caches are evaluated"),
+                "evaluate one model with one policy and one cache length at a time",
+            ));
+        }
         let mut shared_file = self.answers.file(world)?;
         let wanted = self.wanted_losses()?;
         for (target, recipes) in targets {
@@ -112,7 +114,7 @@ impl Evaluate {
                 let loaded = LoadedTarget { target, model: &model, tokenizer: tokenizer.as_ref(), recipe, world };
                 let mut result = self.one(&loaded, evaluations, wanted.as_ref(), &mut shared_file)?;
                 if let Some(first) = results.first() {
-                    result.differences = differences::of(first, &result);
+                    result.differences = results::differences(first, &result);
                 }
                 if console::speech().is_json {
                     console::result(&result.to_json().to_string())?;
@@ -125,11 +127,11 @@ impl Evaluate {
 
     fn tell(&self, results: &[Evaluated], world: &ProcessGroup) -> Result<(), Fault> {
         if !console::speech().is_json {
-            console::table(&table::of(results))?;
-            differences::table(results).map_or(Ok(()), |table| console::table(&table))?;
+            console::table(&results::table(results))?;
+            results::table_of_differences(results).map_or(Ok(()), |table| console::table(&table))?;
         }
         let file = self.losses.as_ref().filter(|_| world.is_first());
-        file.map_or(Ok(()), |path| loss_file::write(path, results))
+        file.map_or(Ok(()), |path| results::write_losses(path, results))
     }
 
     /// The recipes of a target, one for each cache.
@@ -165,17 +167,6 @@ impl Evaluate {
             Some(path) => TokenClasses::read(path).map(Some),
             None => Ok((self.losses.is_some() || !self.answers.are_wanted()).then(TokenClasses::default)),
         }
-    }
-
-    /// One file holds the log of one cache.
-    fn refuse_several_logs(&self, evaluations: usize) -> Result<(), Fault> {
-        if self.replay_log.is_none() || evaluations == 1 {
-            return Ok(());
-        }
-        Err(Fault::usage(
-            format!("`--replay-log` names one file, and {evaluations} models and caches are evaluated"),
-            "evaluate one model with one policy and one cache length at a time",
-        ))
     }
 
     /// One model with one cache of so many evaluations.

@@ -5,8 +5,8 @@ use std::io::{BufRead, IsTerminal};
 use serde_json::Value;
 
 use super::LoadedModel;
-use super::template::{ConversationReader, TemplateArguments};
-use crate::data;
+use super::prompts::{ConversationReader, TemplateArguments};
+use crate::data::{self, Conversation};
 use crate::engine::Session;
 use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Generator, Request, at_beginning, shared_tokens};
 use crate::report::console;
@@ -70,15 +70,15 @@ impl<'a> Chat<'a> {
     }
 
     fn tell_status(&self) {
-        let tokens = self.kept.as_ref().map_or(0, |(kept, _)| kept.ids.len());
-        let (held, evicted) = self.kept.as_ref().map_or((0, 0), |(kept, _)| kept.session.entries());
+        let lengths = self.kept.as_ref().map(|(kept, _)| (kept.ids.len(), kept.session.entries()));
+        let (tokens, (held, evicted)) = lengths.unwrap_or_default();
         let messages = counted(self.messages.len(), "message");
         console::note(&format!("{messages}, {tokens} tokens; the caches hold {held} entries, {evicted} have been evicted"));
     }
 
     fn answer(&mut self, text: &str, interrupt: &Interrupt) -> Result<(), Fault> {
         self.messages.push(data::message("user", text));
-        let conversation = self.reader.conversation(self.messages.clone());
+        let conversation = Conversation { messages: self.messages.clone(), ..self.reader.told.clone() };
         let rendered = match self.reader.template.render(&conversation, true) {
             Ok(rendered) => rendered,
             Err(error) => {
@@ -94,7 +94,7 @@ impl<'a> Chat<'a> {
             Ok(id) => id,
             Err(error) => {
                 self.messages.pop();
-                console::error(&error, error.hint().as_deref());
+                console::error(&error);
                 return Ok(());
             }
         };

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::LoadedModel;
+use crate::cli::used_model::identity;
 use crate::files;
 use crate::generation::{Request, SavedSession, rotates_by_length};
 use crate::report::console;
@@ -15,7 +16,7 @@ pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Vec<u32>]) -> Res
         return Err(Fault::usage(message, "give one `--prompt`, `--prompt-file` or `--prompt-tokens`"));
     };
     // What keeps it from being saved shall not come to light behind hours of reading.
-    let identity = used.identity()?;
+    let identity = identity(&used.recipe, used.adapter.as_deref())?;
     files::check_writable(&files::behind_links(path)?)?;
     let session = used.generator(1).read(prompt)?;
     SavedSession::write(path, &session, prompt, &identity)?;
@@ -26,7 +27,8 @@ pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Vec<u32>]) -> Res
 /// What has been read before all prompts.
 pub(super) fn open(used: &LoadedModel, path: &Path) -> Result<SavedSession, Fault> {
     let longest = used.generator(1).longest_kept().ok_or_else(rotates_by_length)?;
-    let saved = SavedSession::read(path, &used.engine, &used.model, &used.identity()?, longest)?;
+    let identity = identity(&used.recipe, used.adapter.as_deref())?;
+    let saved = SavedSession::read(path, &used.engine, &used.model, &identity, longest)?;
     if !saved.is_checked {
         console::note(&format!(
             "an earlier version saved the session `{}`: whether it is as it was written can't be checked",

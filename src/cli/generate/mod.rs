@@ -4,7 +4,6 @@ mod chat;
 mod document;
 mod prompts;
 mod rules;
-mod template;
 mod write;
 
 use std::path::PathBuf;
@@ -12,16 +11,15 @@ use std::path::PathBuf;
 use clap::Args;
 use tch::Device;
 
-use super::finetune::{code_of_signal, install, watched};
+use super::finetune::code_of_signal;
 use super::used_model::{LoadedModel, ModelArgs, own_rules};
 use crate::generation::Request;
 use crate::report::console;
 use crate::train::Interrupt;
 use crate::units::Fault;
 use chat::Chat;
-use prompts::Prompts;
+use prompts::{Prompts, TemplateArguments};
 pub(super) use rules::RuleArguments;
-use template::TemplateArguments;
 use write::{Shown, WrittenTexts};
 
 /// Generate text with a run, a checkpoint or a model, through the cache that it was trained with.
@@ -57,7 +55,7 @@ impl Generate {
     pub(super) fn run(&self, device: Device) -> Result<i32, Fault> {
         let used = self.model.load(device)?;
         // After loading: a signal that comes before ends the process at once.
-        let interrupt = if self.prompts.chat { watched(Interrupt::install_for_ctrl_c()) } else { install() }?;
+        let interrupt = if self.prompts.chat { Interrupt::install_for_ctrl_c() } else { Interrupt::install() }?;
         let rules = self.rules.over(own_rules(&used.recipe.model.path)?)?;
         if self.prompts.chat {
             return Chat::new(&used, rules, &self.template, self.system_prompt.as_deref())?.run(&interrupt).map(|()| 0);

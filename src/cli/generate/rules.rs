@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 use crate::generation::GenerationRules;
 use crate::units::Fault;
 
-// No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Default, PartialEq, Args)]
 pub(in crate::cli) struct RuleArguments {
     /// Maximum number of new tokens.

@@ -1,5 +1,4 @@
-//! What `kvtune generate` prints: text as it comes where there is one, texts or JSON lines in their order where there are several, each as
-//! soon as it and those before it have ended.
+//! What `kvtune generate` prints: one text as it comes; several, or JSON lines, in their order, each as soon as it and those before it have ended.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,7 +17,6 @@ pub(super) enum Shown {
     /// The only one, as it comes.
     Streamed,
     Texts,
-    /// A JSON object a line.
     Json,
 }
 
@@ -28,7 +26,6 @@ pub(super) struct WrittenTexts {
     has_text: bool,
     /// The samples of each prompt, prompt after prompt.
     texts: Vec<WrittenText>,
-    /// Where the texts of a request stand.
     places: BTreeMap<RequestId, Range<usize>>,
     num_printed: usize,
     /// The first of the requests that could not be carried out.
@@ -49,8 +46,7 @@ impl WrittenTexts {
         Self { shown, has_text, texts: Vec::new(), places: BTreeMap::new(), num_printed: 0, failed: None }
     }
 
-    /// Has all requests carried out, and prints the texts. What fails in one of them, or has failed beside it, ends that one alone, and the
-    /// command with an error when all others are written. Ctrl-C ends them where they are.
+    /// Has all requests carried out, and prints the texts. What fails ends its request at once, and the command when all others are written.
     pub(super) fn all(
         mut self,
         mut generator: Generator<'_>,
@@ -78,13 +74,11 @@ impl WrittenTexts {
                 break;
             }
         }
-        // Those that nobody has begun would have had a text, too.
-        if interrupt.signal().is_some() {
-            for (request, failed) in requests {
-                let place = self.add(&request);
-                if let Some(error) = failed {
-                    self.fail(place, error);
-                }
+        // Those that a signal has kept from being begun would have had a text, too.
+        for (request, failed) in requests {
+            let place = self.add(&request);
+            if let Some(error) = failed {
+                self.fail(place, error);
             }
         }
         self.texts.iter_mut().filter(|text| text.end.is_none()).for_each(|text| text.end = Some(Ok("cancelled")));

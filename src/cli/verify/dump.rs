@@ -17,8 +17,7 @@ use crate::verify::{check_finite, walk};
 /// Logits are written up to so many values.
 const MAX_LOGITS: usize = 1 << 27;
 
-/// Writes `loss.json`, `gradients.safetensors`, `logits.safetensors`, `evictions.safetensors`, `replay_log.safetensors`, and of a model with
-/// experts `routing.safetensors`.
+/// Writes `loss.json`, and as `.safetensors` `gradients`, `logits`, `evictions`, `replay_log`, and of a model with experts `routing`.
 pub(super) fn write(dir: &Path, engine: &Engine, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<(), Fault> {
     let step = engine.gradients(model, batch, context, &mut NoObserver)?;
     check_finite(batch, &step.losses)?;

@@ -21,8 +21,7 @@ struct Proved {
     verdict: Verdict,
 }
 
-/// Proves the recipe's own tiling and all others, prints a line for each, and fails where one is not what it should be. `engine_of` makes the
-/// engine of a recipe.
+/// Proves the recipe's own tiling and all others, prints a line for each, and fails where one is not what it should be.
 pub(super) fn prove(
     recipe: &Recipe,
     engine_of: impl Fn(&Recipe) -> Result<Engine, Fault>,
@@ -37,8 +36,7 @@ pub(super) fn prove(
     for (index, other) in tilings.into_iter().enumerate() {
         let (began, is_own) = (Instant::now(), index == 0);
         let engine = engine_of(&other)?;
-        let inexact = || engine.settings().inexact_stores(trained.start);
-        let keys = if is_own { written(&inexact()) } else { differences(recipe, &other) };
+        let keys = if is_own { written(&engine.settings().inexact_stores(trained.start)) } else { differences(recipe, &other) };
         let found = proofs.prove(&engine)?;
         let one = Proved { recipe: other, is_own, keys, verdict: found.verdict(tolerance), found };
         if console::speech().is_json {
@@ -49,14 +47,10 @@ pub(super) fn prove(
         }
         all.push(one);
     }
-    tell(&all, proofs)?;
-    first_bad(&all).map_or(Ok(()), |one| proof::check(proofs, &one.found, &one.keys))
-}
-
-/// The first that is not what it should be, if any: a wrong gradient before one that is only too coarse.
-fn first_bad(all: &[Proved]) -> Option<&Proved> {
     let verdicts: Vec<Verdict> = all.iter().map(|one| one.verdict).collect();
-    Verdict::first_bad(&verdicts).map(|at| &all[at])
+    let bad = Verdict::first_bad(&verdicts).map(|at| &all[at]);
+    tell(&all, bad, proofs)?;
+    bad.map_or(Ok(()), |one| proof::check(proofs, &one.found, &one.keys))
 }
 
 fn differences(recipe: &Recipe, other: &Recipe) -> String {
@@ -64,10 +58,9 @@ fn differences(recipe: &Recipe, other: &Recipe) -> String {
     all.iter().map(|difference| format!("`{} = {}`", difference.key, difference.after)).collect::<Vec<_>>().join(", ")
 }
 
-/// The table, and what holds for all.
-fn tell(all: &[Proved], proofs: &Proofs<'_>) -> Result<(), Fault> {
-    let Some(first) = all.first() else { return Ok(()) };
-    let (of, count, bad) = (&first.found.comparison, all.len(), first_bad(all));
+/// The table, and what holds for all, of which the recipe's own is the first.
+fn tell(all: &[Proved], bad: Option<&Proved>, proofs: &Proofs<'_>) -> Result<(), Fault> {
+    let (of, count) = (&all[0].found.comparison, all.len());
     let exact: Vec<&TilingProof> = all.iter().map(|one| &one.found).filter(|found| found.bound.is_none()).collect();
     let worst = exact.iter().map(|found| found.comparison.worst()).fold(0.0, f64::max);
     let apart = exact.iter().filter_map(|found| found.apart).fold(0.0, f64::max);
@@ -78,11 +71,7 @@ fn tell(all: &[Proved], proofs: &Proofs<'_>) -> Result<(), Fault> {
         });
         return proof::tell_whole(proofs, of, &more);
     }
-    let mut table = Table::new(&HEADER);
-    for one in all {
-        table.row(&one.row().each_ref().map(String::as_str));
-    }
-    console::table(&table)?;
+    console::table(&Table::of_named(all.iter().map(Proved::row)))?;
     console::result(&format!(
         "{}\n{count} tilings, {} of them exact: worst relative error {worst:.2e}, from the first exact one {apart:.2e} (tolerance \
          {:.0e}), {}",
@@ -98,23 +87,8 @@ fn tell(all: &[Proved], proofs: &Proofs<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
-const HEADER: [&str; 12] = [
-    "layers × chunks",
-    "cells",
-    "graphs kept",
-    "layer checkpoints",
-    "undo log",
-    "attention outputs",
-    "caches",
-    "head",
-    "relative error",
-    "from the first",
-    "cosine",
-    "verdict",
-];
-
 impl Proved {
-    fn row(&self) -> [String; HEADER.len()] {
+    fn row(&self) -> Vec<(&'static str, String)> {
         let (found, Recipe { kv_cache, grad, .. }) = (&self.found, &self.recipe);
         let (layers, chunks) = found.largest_cell;
         let store = |recipe: StoreRecipe, most: Bytes| if most > Bytes(0) { recipe.to_string() } else { "–".to_owned() };
@@ -125,19 +99,19 @@ impl Proved {
                 [format!("{:.3} %", 100.0 * found.relative_error()), format!("{cosine:.6} (at least {})", bound.smallest_cosine)]
             }
         };
-        [
-            format!("{layers} × {chunks}{}", if self.is_own { " (the recipe's)" } else { "" }),
-            format!("{} × {}", found.cells.0, found.cells.1),
-            found.kept.to_string(),
-            store(grad.layer_checkpoints, found.layer_checkpoints),
-            store(grad.undo_log, found.undo_log),
-            grad.attention_outputs.name().to_owned(),
-            format!("{}{}", kv_cache.storage, if kv_cache.cpu_offload { ", on the host" } else { "" }),
-            if found.is_head_in_cells { "cells" } else { "forward phase" }.to_owned(),
-            error,
-            found.apart.map_or("–".to_owned(), |apart| format!("{apart:.2e}")),
-            cosine,
-            self.verdict.name().to_owned(),
+        vec![
+            ("layers × chunks", format!("{layers} × {chunks}{}", if self.is_own { " (the recipe's)" } else { "" })),
+            ("cells", format!("{} × {}", found.cells.0, found.cells.1)),
+            ("graphs kept", found.kept.to_string()),
+            ("layer checkpoints", store(grad.layer_checkpoints, found.layer_checkpoints)),
+            ("undo log", store(grad.undo_log, found.undo_log)),
+            ("attention outputs", grad.attention_outputs.name().to_owned()),
+            ("caches", format!("{}{}", kv_cache.storage, if kv_cache.cpu_offload { ", on the host" } else { "" })),
+            ("head", if found.is_head_in_cells { "cells" } else { "forward phase" }.to_owned()),
+            ("relative error", error),
+            ("from the first", found.apart.map_or("–".to_owned(), |apart| format!("{apart:.2e}"))),
+            ("cosine", cosine),
+            ("verdict", self.verdict.name().to_owned()),
         ]
     }
 

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args};
 use tch::Device;
 
-use super::counts::at_least_one;
 use super::recipe_file::RecipeFile;
+use super::values::at_least_one;
 use crate::cache::ReplayLog;
 use crate::data::Tokenizer;
 use crate::engine::{Engine, NoObserver};

@@ -30,12 +30,8 @@ pub(super) fn tell(proofs: &Proofs<'_>, found: &TilingProof, stores: &[(&'static
     let (of, verdict) = (&found.comparison, found.verdict(proofs.tolerance()));
     if console::speech().is_json {
         of.matrices.iter().try_for_each(|m| console::result(&line_of(m).to_string()))?;
-        let (cosine, _) = of.whole();
-        tell_whole(
-            proofs,
-            of,
-            &json!({ "verdict": verdict.name(), "relative_error": found.relative_error(), "cosine": cosine }),
-        )?;
+        let (error, (cosine, _)) = (found.relative_error(), of.whole());
+        tell_whole(proofs, of, &json!({ "verdict": verdict.name(), "relative_error": error, "cosine": cosine }))?;
     } else {
         console::table(&table(of))?;
         match found.bound {
@@ -139,8 +135,7 @@ pub(super) fn proved(of: &Comparison) -> &'static str {
     if of.untested().is_empty() { "proved" } else { "proved, except for the untested matrices" }
 }
 
-/// Where stores round the gradient is not exact, but must point the same way. How long the difference is depends on the model: it is
-/// told beside what the models of the tests keep.
+/// Where stores round the gradient must point the same way. How long the difference is depends on the model: it is told beside the tests' models.
 fn tell_nearness(of: &Comparison, stores: &[(&'static str, StoreForm)], bound: ErrorBound) -> Result<(), Fault> {
     let (cosine, error) = of.whole();
     let ErrorBound { smallest_cosine, largest_error } = bound;

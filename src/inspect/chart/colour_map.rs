@@ -9,7 +9,6 @@ use super::ticks::{in_short, ticks};
 pub struct ColourRow {
     /// What stands beside the rows of a group: neighbours with the same words.
     pub group: String,
-    /// What tells it from others of its group.
     pub name: String,
     /// Every row has as many; `None` where there is nothing.
     pub cells: Vec<Option<Rgb>>,
@@ -44,78 +43,26 @@ struct MapLayout {
     cell: usize,
     row: usize,
     tops: Vec<usize>,
+    /// Width of all cells of a row, and height of all rows.
     plot: (usize, usize),
     top: f64,
+    size: (f64, f64),
 }
 
 impl ColourMap {
     /// Draws it as SVG; `id` is its own within a page.
     pub fn to_svg(&self, id: &str) -> String {
         let layout = self.layout();
-        let (width, height) = self.size(&layout);
+        let (width, height) = layout.size;
         let mut svg = Svg::new(width, height, id, &self.title, &self.in_words());
-        self.draw(&mut svg, &layout);
-        svg.finish()
-    }
-
-    fn in_words(&self) -> String {
-        let groups = self.groups().len();
-        let meanings: Vec<&str> = self.scales.iter().map(|scale| scale.words.as_str()).collect();
-        let (name, end) = (&self.x.0, self.x.1);
-        format!(
-            "{}; {} rows in {groups} groups over {end} of {name}; {}",
-            self.notes.join("; "),
-            self.rows.len(),
-            meanings.join("; ")
-        )
-    }
-
-    fn layout(&self) -> MapLayout {
-        let cells = self.rows.iter().map(|row| row.cells.len()).max().unwrap_or(0).max(1);
-        let (cell, count, groups) = ((MAX_CELLS / cells).max(1), self.rows.len().max(1), self.groups().len());
-        let row = (560 / count).clamp(2, 20);
-        let gap = if groups == count { 0 } else { (row / 3).clamp(1, 4) };
-        let (mut tops, mut y) = (Vec::with_capacity(count), 0);
-        for (index, own) in self.rows.iter().enumerate() {
-            y += if index > 0 && self.rows[index - 1].group != own.group { gap } else { 0 };
-            tops.push(y);
-            y += row;
-        }
-        MapLayout {
-            cell,
-            row,
-            tops,
-            plot: ((cell * cells).max(MIN_PLOT_WIDTH), y.max(row)),
-            top: 52.0 + 17.0 * self.notes.len() as f64,
-        }
-    }
-
-    fn size(&self, layout: &MapLayout) -> (f64, f64) {
-        (LEFT + layout.plot.0 as f64 + 28.0, layout.top + layout.plot.1 as f64 + 66.0 + 22.0 * self.scales.len() as f64)
-    }
-
-    /// The first row and the number of rows of each group.
-    fn groups(&self) -> Vec<(usize, usize)> {
-        let mut groups: Vec<(usize, usize)> = Vec::new();
-        for (index, row) in self.rows.iter().enumerate() {
-            match groups.last_mut() {
-                Some((first, count)) if self.rows[*first].group == row.group => *count += 1,
-                _ => groups.push((index, 1)),
-            }
-        }
-        groups
-    }
-
-    fn draw(&self, svg: &mut Svg, layout: &MapLayout) {
-        let (width, height) = self.size(layout);
         svg.paper(width, height);
-        svg.text(18.0, 28.0, &self.title, Words::new(16.0, Ink::TEXT).bold());
+        svg.text(18.0, 28.0, &self.title, Words::new(16.0, Ink::TEXT));
         for (index, note) in self.notes.iter().enumerate() {
             svg.text(18.0, 48.0 + 17.0 * index as f64, note, Words::new(12.0, Ink::MUTED));
         }
-        svg.tiles(LEFT, layout.top, &self.tiles(layout));
-        self.label_rows(svg, layout);
-        self.label_axis(svg, layout);
+        svg.tiles(LEFT, layout.top, &self.tiles(&layout));
+        self.label_rows(&mut svg, &layout);
+        self.label_axis(&mut svg, &layout);
         let mut y = layout.top + layout.plot.1 as f64 + 66.0;
         for scale in &self.scales {
             let each = if scale.colours.len() > 1 { (160 / scale.colours.len()).max(1) } else { 24 };
@@ -128,6 +75,34 @@ impl ColourMap {
             svg.text(end + 10.0, y, &scale.words, Words::new(12.0, Ink::TEXT));
             y += 22.0;
         }
+        svg.finish()
+    }
+
+    fn in_words(&self) -> String {
+        let (notes, rows, groups, (name, end)) = (self.notes.join("; "), self.rows.len(), self.groups().count(), &self.x);
+        let meanings: Vec<&str> = self.scales.iter().map(|scale| scale.words.as_str()).collect();
+        format!("{notes}; {rows} rows in {groups} groups over {end} of {name}; {}", meanings.join("; "))
+    }
+
+    fn layout(&self) -> MapLayout {
+        let cells = self.rows.iter().map(|row| row.cells.len()).max().unwrap_or(0).max(1);
+        let (cell, count, groups) = ((MAX_CELLS / cells).max(1), self.rows.len().max(1), self.groups().count());
+        let row = (560 / count).clamp(2, 20);
+        let gap = if groups == count { 0 } else { (row / 3).clamp(1, 4) };
+        let (mut tops, mut y) = (Vec::with_capacity(count), 0);
+        for (index, own) in self.rows.iter().enumerate() {
+            y += if index > 0 && self.rows[index - 1].group != own.group { gap } else { 0 };
+            tops.push(y);
+            y += row;
+        }
+        let (plot, top) = ((cell * cells, y.max(row)), 52.0 + 17.0 * self.notes.len() as f64);
+        let width = LEFT + plot.0.max(MIN_PLOT_WIDTH) as f64 + 28.0;
+        let height = top + plot.1 as f64 + 66.0 + 22.0 * self.scales.len() as f64;
+        MapLayout { cell, row, tops, plot, top, size: (width, height) }
+    }
+
+    fn groups(&self) -> impl Iterator<Item = &[ColourRow]> {
+        self.rows.chunk_by(|a, b| a.group == b.group)
     }
 
     fn tiles(&self, layout: &MapLayout) -> BTreeMap<Rgb, String> {
@@ -149,31 +124,29 @@ impl ColourMap {
 
     fn label_rows(&self, svg: &mut Svg, layout: &MapLayout) {
         let names_fit = layout.row >= LABEL_GAP - 2;
-        let mut free_from = 0;
-        for (first, count) in self.groups() {
-            let top = layout.tops[first];
-            let height = count * layout.row;
-            let middle = |top: usize, height: usize| layout.top + top as f64 + height as f64 / 2.0 + 4.0;
+        let middle = |top: usize, height: usize| layout.top + top as f64 + height as f64 / 2.0 + 4.0;
+        let (mut tops, mut free_from) = (&layout.tops[..], 0);
+        for group in self.groups() {
+            let (own, others) = tops.split_at(group.len());
             if names_fit {
-                for row in first..first + count {
-                    let y = middle(layout.tops[row], layout.row);
-                    svg.text(LEFT - 8.0, y, &self.rows[row].name, Words::new(11.0, Ink::MUTED).at_end());
+                for (row, &top) in group.iter().zip(own) {
+                    svg.text(LEFT - 8.0, middle(top, layout.row), &row.name, Words::new(11.0, Ink::MUTED).at_end());
                 }
             }
             // Groups too low for words of their own leave some out.
-            let at = top + height / 2;
-            if at >= free_from {
-                svg.text(18.0, middle(top, height), &self.rows[first].group, Words::new(11.0, Ink::TEXT));
-                free_from = at + LABEL_GAP;
+            let (top, height) = (own[0], group.len() * layout.row);
+            if top + height / 2 >= free_from {
+                svg.text(18.0, middle(top, height), &group[0].group, Words::new(11.0, Ink::TEXT));
+                free_from = top + height / 2 + LABEL_GAP;
             }
+            tops = others;
         }
     }
 
     fn label_axis(&self, svg: &mut Svg, layout: &MapLayout) {
         let (name, end) = (&self.x.0, self.x.1 as f64);
         let bottom = layout.top + layout.plot.1 as f64 + 4.0;
-        let cells = self.rows.iter().map(|row| row.cells.len()).max().unwrap_or(0);
-        let width = (cells * layout.cell) as f64;
+        let width = layout.plot.0 as f64;
         svg.line(LEFT, bottom, LEFT + width, bottom, Ink::BORDER);
         let columns = ticks(0.0, end, 8);
         let step = columns.windows(2).next().map_or(1.0, |pair| pair[1] - pair[0]);
@@ -204,7 +177,7 @@ mod tests {
     #[test]
     fn cells_are_tiles_within_the_picture() {
         let map = map(4, 8);
-        let (width, height) = map.size(&map.layout());
+        let (width, height) = map.layout().size;
         // Cell 4 of the first row.
         let tiles = map.tiles(&map.layout());
         assert!(tiles[&[200, 4, 10]].starts_with("M480 0h120v"), "{tiles:?}");
@@ -220,7 +193,7 @@ mod tests {
     fn nothing_and_very_much_are_drawn_too() {
         assert!(map(0, 0).to_svg("m").contains("a &amp; b"));
         let large = map(400, MAX_CELLS);
-        let (width, height) = large.size(&large.layout());
+        let (width, height) = large.layout().size;
         assert!(width < 1200.0 && height < 3000.0, "{width} × {height}");
         assert!(large.to_svg("m").matches("<text").count() < 300);
     }

@@ -5,7 +5,6 @@ use super::ticks::{ends, in_short, range, share, ticks};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Curve {
-    /// What it is called in the legend.
     pub(crate) name: String,
     /// In the order of x. Where y is not finite the curve has a gap.
     pub(crate) points: Vec<(f64, f64)>,
@@ -15,7 +14,6 @@ pub(crate) struct Curve {
 pub(crate) struct CurveChart {
     /// What y is, with its unit.
     pub(crate) title: String,
-    /// In the order of their colours.
     pub(crate) curves: Vec<Curve>,
     /// Whether y begins at zero, as amounts do.
     pub(crate) is_from_zero: bool,
@@ -39,11 +37,11 @@ const MANY: usize = 150;
 const COLUMNS: usize = 400;
 
 impl CurveChart {
-    /// The picture; `id` is its own within a page.
     pub(crate) fn to_svg(&self, id: &str) -> String {
         let mut svg = Svg::new(WIDTH, HEIGHT, id, &self.title, &self.in_words());
-        svg.text(LEFT - 38.0, 20.0, &self.title, Words::new(14.0, Ink::TEXT).bold());
-        let points = || self.curves.iter().flat_map(|curve| &curve.points).filter(|p| p.0.is_finite() && p.1.is_finite());
+        svg.text(LEFT - 38.0, 20.0, &self.title, Words::new(14.0, Ink::TEXT));
+        let all = || self.curves.iter().flat_map(|curve| &curve.points);
+        let points = || all().filter(|p| p.0.is_finite() && p.1.is_finite());
         let Some(y_ends) = range(points().map(|p| p.1), self.is_from_zero) else {
             svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, Ink::GRID);
             svg.text(LEFT.midpoint(RIGHT), TOP.midpoint(BOTTOM), "no figures", Words::new(13.0, Ink::MUTED).centred());
@@ -55,16 +53,11 @@ impl CurveChart {
         for (index, curve) in self.curves.iter().enumerate() {
             self.draw(&mut svg, &frame, index, &curve.points);
         }
-        let gaps = self.gaps();
+        let gaps = all().filter(|p| !p.1.is_finite()).count();
         if gaps > 0 {
-            let words = format!("{gaps} not finite");
-            svg.text(RIGHT, 20.0, &words, Words::new(11.0, Ink::MUTED).at_end());
+            svg.text(RIGHT, 20.0, &format!("{gaps} not finite"), Words::new(11.0, Ink::MUTED).at_end());
         }
         svg.finish()
-    }
-
-    fn gaps(&self) -> usize {
-        self.curves.iter().flat_map(|curve| &curve.points).filter(|p| !p.1.is_finite()).count()
     }
 
     /// What the picture shows, for whoever does not see it.
@@ -79,15 +72,12 @@ impl CurveChart {
             let (from, to) = (first.0, last.0);
             format!("{}: {first_y} at step {from}, {last_y} at {to}, between {low} and {high}", curve.name)
         };
-        let words: Vec<String> = self.curves.iter().map(of_curve).collect();
-        if words.is_empty() { "no figures".to_owned() } else { words.join("; ") }
+        self.curves.iter().map(of_curve).collect::<Vec<_>>().join("; ")
     }
 
     fn draw(&self, svg: &mut Svg, frame: &Frame, index: usize, points: &[(f64, f64)]) {
         let count = points.len();
-        let runs: Vec<Vec<(f64, f64)>> =
-            points.split(|p| !p.1.is_finite()).filter(|run| !run.is_empty()).map(<[_]>::to_vec).collect();
-        for run in &runs {
+        for run in points.split(|p| !p.1.is_finite()).filter(|run| !run.is_empty()) {
             if count > MANY {
                 frame.path(svg, index, "thin", &thinned(run));
                 frame.path(svg, index, "curve", &smoothed(run, (count / 40).max(3)));
@@ -96,9 +86,9 @@ impl CurveChart {
             }
         }
         // A point alone has no line.
-        let marked = |run: &&Vec<(f64, f64)>| (self.has_marks && count <= 60) || run.len() == 1;
-        for &point in runs.iter().filter(marked).flatten() {
-            let (x, y) = frame.place(point.0, point.1);
+        let marked = |run: &&[(f64, f64)]| (self.has_marks && count <= 60) || run.len() == 1;
+        for &(x, y) in points.split(|p| !p.1.is_finite()).filter(marked).flatten() {
+            let (x, y) = frame.place(x, y);
             let colour = COLOURS[index % COLOURS.len()];
             svg.element("circle", &format!("cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\" class=\"mark{}\"", index % 6));
         }
@@ -144,15 +134,15 @@ impl Frame {
     }
 
     fn path(&self, svg: &mut Svg, index: usize, class: &str, points: &[(f64, f64)]) {
-        let at = |(i, &point): (usize, &(f64, f64))| {
-            let (x, y) = self.place(point.0, point.1);
-            format!("{}{x:.1} {y:.1}", if i == 0 { 'M' } else { 'L' })
+        let at = |&(x, y): &(f64, f64)| {
+            let (x, y) = self.place(x, y);
+            format!("{x:.1} {y:.1}")
         };
-        let path: String = points.iter().enumerate().map(at).collect();
+        let path = points.iter().map(at).collect::<Vec<_>>().join("L");
         let width = if class == "thin" { "1\" stroke-opacity=\"0.35" } else { "2" };
         svg.element(
             "path",
-            &format!("d=\"{path}\" fill=\"none\" stroke-width=\"{width}\" stroke-linejoin=\"round\" {}", line(index)),
+            &format!("d=\"M{path}\" fill=\"none\" stroke-width=\"{width}\" stroke-linejoin=\"round\" {}", line(index)),
         );
     }
 }

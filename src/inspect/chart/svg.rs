@@ -52,12 +52,11 @@ pub(super) struct Words {
     pub(super) ink: Ink,
     /// Where the text lies beside its point, as SVG's `text-anchor`.
     pub(super) anchor: &'static str,
-    pub(super) is_bold: bool,
 }
 
 impl Words {
     pub(super) fn new(size: f64, ink: Ink) -> Self {
-        Self { size, ink, anchor: "start", is_bold: false }
+        Self { size, ink, anchor: "start" }
     }
 
     pub(super) fn centred(self) -> Self {
@@ -66,10 +65,6 @@ impl Words {
 
     pub(super) fn at_end(self) -> Self {
         Self { anchor: "end", ..self }
-    }
-
-    pub(super) fn bold(self) -> Self {
-        Self { is_bold: true, ..self }
     }
 }
 
@@ -113,8 +108,9 @@ impl Svg {
         self.element("line", &format!("x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" {ink}"));
     }
 
-    pub(super) fn text(&mut self, x: f64, y: f64, words: &str, Words { size, ink, anchor, is_bold }: Words) {
-        let weight = if is_bold { " font-weight=\"600\"" } else { "" };
+    pub(super) fn text(&mut self, x: f64, y: f64, words: &str, Words { size, ink, anchor }: Words) {
+        // The largest are headings.
+        let weight = if size >= 14.0 { " font-weight=\"600\"" } else { "" };
         let (ink, words) = (ink.attributes("fill"), escape(words));
         let _ = writeln!(
             self.body,

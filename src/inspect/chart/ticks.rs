@@ -1,7 +1,6 @@
 //! Round numbers on an axis, and how they are written.
 
-/// Round numbers from `low` to `high`, about `wanted` of them: multiples of 1, 2 or 5 times a power of ten. None where the ends are not
-/// finite or the wrong way round.
+/// About `wanted` multiples of 1, 2 or 5 times a power of ten, from `low` to `high`; none where these are not finite or the wrong way round.
 pub(super) fn ticks(low: f64, high: f64, wanted: usize) -> Vec<f64> {
     let span = high - low;
     if !span.is_finite() || span <= 0.0 {

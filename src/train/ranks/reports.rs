@@ -11,8 +11,7 @@ use crate::engine::MicroBatchGradients;
 use crate::files;
 use crate::head::SequenceLoss;
 use crate::recipe::LossMean;
-use crate::report::evicted::Evicted;
-use crate::report::metrics::StepMetrics;
+use crate::report::metrics::{Evicted, StepMetrics};
 use crate::units::Fault;
 
 /// A rank's micro-batches of a step.

@@ -1,7 +1,8 @@
-//! Counts on the command line: they refuse with its other mistakes what is no count, and what no machine can hold.
+//! Values on the command line: what is none of theirs is refused with its other mistakes, and so are counts that no machine can hold.
 
-use clap::builder::{RangedU64ValueParser, TypedValueParser};
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 
+use crate::metrics::Metric;
 use crate::units::Bytes;
 
 pub(super) fn at_least_one() -> RangedU64ValueParser<usize> {
@@ -10,6 +11,10 @@ pub(super) fn at_least_one() -> RangedU64ValueParser<usize> {
 
 pub(super) fn any_number() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(0..=1 << 24)
+}
+
+pub(super) fn metric() -> impl TypedValueParser<Value = Metric> {
+    PossibleValuesParser::new(Metric::names()).try_map(|name| name.parse::<Metric>())
 }
 
 /// A bare number below it is one of larger units.

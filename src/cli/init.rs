@@ -1,24 +1,65 @@
-//! The recipe that `kvtune init` proposes, by the lengths of the samples.
+//! `kvtune init`: a recipe for a model and data, by the lengths of the samples, or one made of another trainer's configuration.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use tch::Device;
 
-use crate::cli::recipe_file::recipe_for;
+use super::recipe_file::recipe_for;
 use crate::data::{DataRequest, SampleRow, SplitName, SurveyedSample, Tokenizer, survey};
+use crate::files;
 use crate::model::ModelConfig;
 use crate::recipe::{DataFormat, PolicyRecipe, Recipe};
 use crate::report::console;
 use crate::train;
 use crate::units::Fault;
 
-const TEMPLATE: &str = include_str!("proposal.toml");
-
 /// Where no sample is longer, a cache that evicts would spare next to nothing.
 const TINY: usize = 512;
-/// The longest cache that is proposed.
 const MAX_CACHE: usize = 16384;
 const MAX_CHUNK: usize = 1024;
+
+/// Write a recipe for a model and data, or from another trainer's YAML.
+#[derive(Debug, Args)]
+pub(super) struct Init {
+    /// Model directory; its configuration and tokenizer are read, its weights are not.
+    #[arg(long, value_name = "DIR", required_unless_present = "from")]
+    model: Option<PathBuf>,
+    /// Training data: a file, a folder or a pattern. All samples are tokenised.
+    #[arg(long, value_name = "FILE", required_unless_present = "from")]
+    data: Option<PathBuf>,
+    /// Convert this YAML of Axolotl or LLaMA-Factory; `--model` and `--data` replace the model and the data that it names.
+    #[arg(long, value_name = "YAML")]
+    from: Option<PathBuf>,
+}
+
+impl Init {
+    pub(super) fn run(&self, device: Device) -> Result<(), Fault> {
+        let [model, data] = [&self.model, &self.data].map(|path| path.as_deref().map(written));
+        let text = match (&self.from, model, data) {
+            (Some(from), model, data) => {
+                let set: Vec<(&str, &Path)> = [("model.path", &model), ("data.train", &data)]
+                    .into_iter()
+                    .filter_map(|(key, path)| Some((key, path.as_deref()?)))
+                    .collect();
+                let (text, refused) = Recipe::import(from, &set)?;
+                if let Some(error) = refused {
+                    console::warning(&format!("the recipe is refused until this is changed: {error}"));
+                }
+                text
+            }
+            (None, Some(model), Some(data)) => proposal(&model, &data, device)?,
+            // clap lets neither pass.
+            (None, _, _) => return Ok(()),
+        };
+        console::part(&text)
+    }
+}
+
+/// A path as the recipe has it, wherever that is written; what is not there stays as it is, as a name of the Hub or a pattern.
+fn written(path: &Path) -> PathBuf {
+    if path.exists() { files::absolute(path) } else { path.to_owned() }
+}
 
 struct Seen {
     format: &'static DataFormat,
@@ -31,7 +72,7 @@ struct Seen {
 }
 
 /// A recipe in TOML that `kvtune check` accepts.
-pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<String, Fault> {
+fn proposal(model: &Path, data: &Path, device: Device) -> Result<String, Fault> {
     let recipe = recipe_for(model, data, &[])?;
     let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
     let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
@@ -116,22 +157,20 @@ impl Seen {
     }
 
     fn recipe(&self, [model, train]: [String; 2], device: Device) -> String {
-        let number = |count: usize| count.to_string();
-        let fields = [
-            ("{dtype}", if device.is_cuda() { "\"bf16\"" } else { "\"f32\" " }.to_owned()),
-            ("{samples}", number(self.lengths.len())),
-            ("{shortest}", number(self.quantile(0.0))),
-            ("{longest}", number(self.quantile(1.0))),
-            ("{half}", number(self.quantile(0.5))),
-            ("{tenth}", number(self.quantile(0.9))),
-            ("{format}", self.format.name.to_owned()),
-            ("{max_seq_length}", number(self.quantile(1.0).min(self.positions).max(2))),
-            ("{data}\n", self.data()),
-            ("{kv_cache}", self.kv_cache()),
-            // The last, as paths may have any names.
-            ("{train}", train),
-            ("{model}", model),
-        ];
-        fields.iter().fold(TEMPLATE.to_owned(), |text, (name, value)| text.replacen(name, value, 1))
+        format!(
+            include_str!("init.toml"),
+            model = model,
+            train = train,
+            dtype = if device.is_cuda() { "\"bf16\"" } else { "\"f32\" " },
+            samples = self.lengths.len(),
+            shortest = self.quantile(0.0),
+            longest = self.quantile(1.0),
+            half = self.quantile(0.5),
+            tenth = self.quantile(0.9),
+            format = self.format.name,
+            max_seq_length = self.quantile(1.0).min(self.positions).max(2),
+            data = self.data(),
+            kv_cache = self.kv_cache(),
+        )
     }
 }
