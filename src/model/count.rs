@@ -1,14 +1,13 @@
 //! What of a model is trained, and how many parameters that is, by kind.
 
 use super::config::ModelConfig;
-use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::io_layers::{IoTensor, copied, io_tensors};
 use super::layout::{self, Role};
+use super::linear::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE, layer_of};
-use super::peft::PeftConfig;
 use super::projection::Projection;
 use super::spec::SINKS;
-use super::targets::{LoraTarget, peft_settings, targets};
+use super::targets::{peft_settings, targets};
 use crate::recipe::LoraRecipe;
 use crate::units::Fault;
 
@@ -74,22 +73,6 @@ pub fn sizes_of_weights(config: &ModelConfig) -> Vec<usize> {
     trained.map(|entry| entry.shape.iter().product()).collect()
 }
 
-/// How many parameters an adapter trains before the first layer.
-fn embedding_numbers(config: &ModelConfig, settings: &PeftConfig) -> usize {
-    let below = io_tensors(config, settings).into_iter().filter(|(part, _)| part.is_below_the_layers());
-    below.map(|(_, [rows, columns])| rows * columns).sum()
-}
-
-/// How many it trains behind the last layer.
-fn output_numbers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<usize, Fault> {
-    let has_final_norm = copied(config, settings)?.iter().any(|(name, _)| name == FINAL_NORM);
-    let of_norm = if has_final_norm { config.hidden_size } else { 0 };
-    let beside_output = targets.iter().filter(|target| target.linear.name == OUTPUT_MODULE);
-    let addition = beside_output.flat_map(|target| target.parts(settings)).map(|(_, shape)| shape.iter().product::<usize>());
-    let above = io_tensors(config, settings).into_iter().filter(|(part, _)| !part.is_below_the_layers());
-    Ok(of_norm + addition.sum::<usize>() + above.map(|(_, [rows, columns])| rows * columns).sum::<usize>())
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TrainedPart {
     Adapter {
@@ -116,7 +99,15 @@ impl TrainedPart {
         let Some(lora) = lora else { return Ok(Self::Weights) };
         let settings = peft_settings(config, lora)?;
         let (targets, copied) = (targets(config, &settings)?, copied(config, &settings)?);
-        let embedding_numbers = embedding_numbers(config, &settings);
+        let numbers_of_io = |is_below: bool| {
+            let tensors = io_tensors(config, &settings).into_iter();
+            let meant = tensors.filter(|(part, _)| part.is_below_the_layers() == is_below);
+            meant.map(|(_, [rows, columns])| rows * columns).sum::<usize>()
+        };
+        let beside_output = targets.iter().filter(|target| target.linear.name == OUTPUT_MODULE);
+        let beside_output = beside_output.flat_map(|target| target.parts(&settings)).map(|(_, shape)| shape.iter().product());
+        let final_norm = copied.iter().filter(|(name, _)| name == FINAL_NORM).map(|(_, width)| *width);
+        let embedding_numbers = numbers_of_io(true);
         let linears = targets.iter().map(|target| &target.linear.name);
         let layers = linears.chain(copied.iter().map(|(name, _)| name)).filter_map(|name| layer_of(name));
         let first_layer = if embedding_numbers > 0 { 0 } else { layers.min().unwrap_or(config.num_layers()) };
@@ -126,7 +117,7 @@ impl TrainedPart {
             numbers: trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum(),
             first_layer,
             embedding_numbers,
-            output_numbers: output_numbers(config, &settings, &targets)?,
+            output_numbers: numbers_of_io(false) + beside_output.chain(final_norm).sum::<usize>(),
             has_dropout: lora.dropout > 0.0,
             has_magnitudes: lora.use_dora,
         })

@@ -60,8 +60,7 @@ impl Projection {
         path == self.path() || path.contains("experts.") && self.expert_names().is_some_and(|names| names.contains(&end))
     }
 
-    /// `[out, in]` in a layer on a residual stream of width `hidden`; nothing where the layer has no such linear. Of experts, what a token
-    /// meets of them together.
+    /// `[out, in]` in a layer, of experts what a token meets of them together; nothing where the layer has no such linear.
     pub fn shape(self, spec: &LayerSpec, hidden: usize) -> [usize; 2] {
         if let (Some(_), true) = (spec.feed_forward.experts(), self.expert_names().is_some()) {
             let wide = spec.feed_forward.intermediate_size();

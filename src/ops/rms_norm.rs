@@ -22,9 +22,6 @@ pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> Tensor {
 
 /// `(1 + weight) · x / sqrt(mean(x²) + eps)`, as in [`rms_norm`], but everything in f32 (f64) and rounded once, the sum with 1 too: this is
 /// how models with such weights, which are near 0, were run. For the backward x and one number a row are kept.
-///
-/// # Shapes
-/// As in [`rms_norm`].
 pub fn rms_norm_about_one(x: &Tensor, weight_e: &Tensor, eps: f64) -> Tensor {
     let (kept_x, kept_weight_e) = (x.detach(), weight_e.detach());
     let kinds = [x.kind(), weight_e.kind()];

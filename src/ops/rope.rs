@@ -44,10 +44,7 @@ impl Rotation {
         self.sin.copy_(&from.sin);
     }
 
-    /// Turns the first 2F channels of each head vector of `x`. For the backward, which turns them back, nothing of it is kept.
-    ///
-    /// # Shapes
-    /// `(B, heads, n, D)` in and out.
+    /// Turns the first 2F channels of each head vector `(B, heads, n, D)`. For the backward, which turns them back, nothing of it is kept.
     pub fn apply(&self, x_bhnd: &Tensor) -> Tensor {
         let turned = no_grad(|| self.turn(&x_bhnd.detach(), RotationDirection::Forth));
         let kept = Self { cos: self.cos.shallow_clone(), sin: self.sin.shallow_clone() };

@@ -1,16 +1,14 @@
-//! The gated activation between an MLP's projections (Shazeer 2020, arXiv 2002.05202).
+//! What is made element by element: a soft cap, and the gated activations between an MLP's projections (Shazeer 2020, arXiv 2002.05202), of two
+//! tensors of one shape. These are rounded as the published models were run. For the backward gate and up are kept; it is computed in f32 (f64
+//! for f64) and rounded once.
 
-use tch::{Tensor, no_grad};
+use tch::{Scalar, Tensor, no_grad};
 
 use super::attention::accumulation_kind;
 use super::differentiable::differentiable;
 use crate::native;
 
-/// `silu(gate) · up`, element by element; the former is rounded to the dtype before the product, as the published models were run. For
-/// the backward gate and up are kept; it is computed in f32 (f64 for f64) and rounded once.
-///
-/// # Shapes
-/// Two tensors of one shape in, the same shape out.
+/// `silu(gate) · up`; the former is rounded to the dtype before the product.
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Tensor {
     let (kept_gate, kept_up) = (gate.detach(), up.detach());
     let gated = no_grad(|| forward(&kept_gate, &kept_up));
@@ -46,11 +44,66 @@ fn backward_of_tensors(dy: &Tensor, gate: &Tensor, up: &Tensor) -> (Tensor, Tens
     let kind = gate.kind();
     let wide = |t: &Tensor| t.to_kind(accumulation_kind(kind));
     let wide_gate = wide(gate);
-    let dgate = {
-        let dsilu = wide(dy) * up;
-        wide_gate.silu_backward(&dsilu).to_kind(kind)
-    };
+    let dgate = wide_gate.silu_backward(&(wide(dy) * up)).to_kind(kind);
     (dgate, wide_gate.silu().g_mul_(dy).to_kind(kind))
+}
+
+/// The approximation by `½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))`, by libtorch's name.
+const TANH: &str = "tanh";
+
+/// `gelu(gate) · up` (Hendrycks and Gimpel 2016, arXiv 1606.08415), approximated by a hyperbolic tangent; the former is rounded first.
+pub fn geglu(gate: &Tensor, up: &Tensor) -> Tensor {
+    let (kept_gate, kept_up) = (gate.detach(), up.detach());
+    let gated = no_grad(|| kept_gate.gelu(TANH) * &kept_up);
+    differentiable([gate, up], gated, move |dy, needs| {
+        let kind = kept_gate.kind();
+        let wide = |t: &Tensor| t.to_kind(accumulation_kind(kind));
+        let (gate, dy) = (wide(&kept_gate), wide(dy));
+        let dgate = needs[0].then(|| gate.gelu_backward(&(&dy * &kept_up), TANH).to_kind(kind));
+        let dup = needs[1].then(|| (gate.gelu(TANH) * &dy).to_kind(kind));
+        [dgate, dup]
+    })
+}
+
+const STEEPNESS: f64 = 1.702;
+/// What the gate does not exceed, and what goes through it on neither side.
+const LIMIT: f64 = 7.0;
+
+/// `(up + 1) · gate · sigmoid(1.702 gate)` with the gate at most 7 and up in ±7, rounded after each operation (gpt-oss, arXiv 2508.10925).
+pub fn clamped_swiglu(gate: &Tensor, up: &Tensor) -> Tensor {
+    let (kept_gate, kept_up) = (gate.detach(), up.detach());
+    let gated = no_grad(|| {
+        let (gate, up) = clamped(&kept_gate, &kept_up);
+        (up + 1.0) * (&gate * (&gate * STEEPNESS).sigmoid_())
+    });
+    differentiable([gate, up], gated, move |dy, needs| {
+        let kind = kept_gate.kind();
+        let wide = |t: &Tensor| t.to_kind(accumulation_kind(kind));
+        let (gate, up) = clamped(&wide(&kept_gate), &wide(&kept_up));
+        let sigmoid = (&gate * STEEPNESS).sigmoid_();
+        let dgate = needs[0].then(|| {
+            let slope: Tensor = &sigmoid * (1.0 + (&gate * STEEPNESS) * (1.0 - &sigmoid));
+            ((up + 1.0) * slope * dy).masked_fill(&kept_gate.gt(LIMIT), 0.0).to_kind(kind)
+        });
+        let dup = needs[1].then(|| (&gate * &sigmoid * dy).masked_fill(&kept_up.abs().gt(LIMIT), 0.0).to_kind(kind));
+        [dgate, dup]
+    })
+}
+
+fn clamped(gate: &Tensor, up: &Tensor) -> (Tensor, Tensor) {
+    (gate.clamp_max(Scalar::from(LIMIT)), up.clamp(-LIMIT, LIMIT))
+}
+
+/// `cap · tanh(x / cap)`: what is small stays nearly as it is, and nothing exceeds the cap (Gemma 2, arXiv 2408.00118, section 2). For the
+/// backward the result is kept, and nothing else.
+pub fn soft_cap(x: &Tensor, cap: f64) -> Tensor {
+    let capped = no_grad(|| (x.detach() / cap).tanh_().g_mul_scalar_(cap));
+    let kept = capped.detach();
+    differentiable([x], capped, move |dy, _| {
+        // The derivative of c · tanh(x / c) is 1 − tanh²(x / c).
+        let mut slope = (kept / cap).square_().g_mul_scalar_(-1.0).g_add_scalar_(1.0);
+        [Some(slope.g_mul_(dy))]
+    })
 }
 
 #[cfg(test)]
@@ -172,5 +225,93 @@ mod tests {
         });
         tch::set_num_threads(threads);
         assert!(results[0] == results[1] && results[0] == results[2]);
+    }
+}
+
+#[cfg(test)]
+mod tests_of_geglu {
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::native;
+
+    #[test]
+    fn output_and_gradients_equal_the_formula_under_autograd() {
+        tch::manual_seed(1);
+        for (kind, bound) in [(Kind::Double, 1e-13), (Kind::Float, 1e-5)] {
+            let leaf = |factor: f64| (Tensor::randn([2, 5, 33], (kind, Device::Cpu)) * factor).set_requires_grad(true);
+            let (gate, up, dy) = (leaf(3.0), leaf(1.0), leaf(1.0).detach());
+            let inner = (&gate + gate.pow_tensor_scalar(3) * 0.044_715) * (2.0 / std::f64::consts::PI).sqrt();
+            let plain = &gate * 0.5 * (inner.tanh() + 1.0) * &up;
+            let ours = geglu(&gate, &up);
+            assert!(ours.allclose(&plain, bound, bound, false));
+            let taken = |y: &Tensor| native::gradients_of(&[y], &[&dy], &[&gate, &up]).unwrap();
+            for (ours, plain) in taken(&ours).iter().zip(&taken(&plain)) {
+                assert!(ours.as_ref().unwrap().allclose(plain.as_ref().unwrap(), bound, 10.0 * bound, false));
+            }
+        }
+    }
+
+    #[test]
+    fn half_precision_is_close_to_the_wide_result_rounded() {
+        let sample = || Tensor::randn([9, 33], (Kind::BFloat16, Device::Cpu)).set_requires_grad(true);
+        let (gate, up) = (sample(), sample());
+        let [wide_gate, wide_up] = [&gate, &up].map(|t| t.detach().to_kind(Kind::Double).set_requires_grad(true));
+        let (narrow, wide) = (geglu(&gate, &up), geglu(&wide_gate, &wide_up));
+        let near = |ours: &Tensor, wide: &Tensor| {
+            assert_eq!(ours.kind(), Kind::BFloat16);
+            assert!(ours.to_kind(Kind::Double).allclose(wide, 2.02 / 256.0, 1e-5, false));
+        };
+        near(&narrow, &wide);
+        let of_narrow = native::gradients_of(&[&narrow], &[&narrow.ones_like()], &[&gate, &up]).unwrap();
+        let of_wide = native::gradients_of(&[&wide], &[&wide.ones_like()], &[&wide_gate, &wide_up]).unwrap();
+        of_narrow.iter().zip(&of_wide).for_each(|(ours, wide)| near(ours.as_ref().unwrap(), wide.as_ref().unwrap()));
+    }
+}
+
+#[cfg(test)]
+mod tests_of_clamped_swiglu {
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::native;
+
+    #[test]
+    fn output_and_gradients_equal_the_formula_under_autograd() {
+        tch::manual_seed(1);
+        for (kind, bound) in [(Kind::Double, 1e-13), (Kind::Float, 1e-5)] {
+            let leaf = || (Tensor::randn([2, 5, 33], (kind, Device::Cpu)) * 8.0).set_requires_grad(true);
+            let (gate, up, dy) = (leaf(), leaf(), leaf().detach());
+            let (low, between) = (gate.clamp_max(7.0), up.clamp(-7.0, 7.0));
+            let plain = (between + 1.0) * &low * (&low * 1.702).sigmoid();
+            let ours = clamped_swiglu(&gate, &up);
+            assert!(gate.max().double_value(&[]) > 7.0 && up.min().double_value(&[]) < -7.0, "all clamps are met");
+            assert!(ours.allclose(&plain, bound, bound, false));
+            let taken = |y: &Tensor| native::gradients_of(&[y], &[&dy], &[&gate, &up]).unwrap();
+            for (ours, plain) in taken(&ours).iter().zip(&taken(&plain)) {
+                assert!(ours.as_ref().unwrap().allclose(plain.as_ref().unwrap(), bound, 10.0 * bound, false));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests_of_soft_cap {
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::native;
+
+    #[test]
+    fn values_and_gradients_equal_plain_autograd_and_nothing_exceeds_the_cap() {
+        tch::manual_seed(1);
+        let options = (Kind::Double, Device::Cpu);
+        let (x, dy) = ((Tensor::randn([7, 50], options) * 9.0).set_requires_grad(true), Tensor::randn([7, 50], options));
+        let (ours, plain) = (soft_cap(&x, 8.0), (&x / 8.0).tanh() * 8.0);
+        assert!(ours.allclose(&plain, 0.0, 1e-14, false) && ours.abs().max().double_value(&[]) <= 8.0);
+        let [ours, plain] = [ours, plain].map(|y| native::gradients_of(&[&y], &[&dy], &[&x]).unwrap().remove(0).unwrap());
+        assert!(ours.allclose(&plain, 0.0, 1e-14, false));
+        assert!(!soft_cap(&x.detach(), 8.0).requires_grad());
+        assert_eq!(soft_cap(&x.to_kind(Kind::BFloat16), 8.0).kind(), Kind::BFloat16);
     }
 }
