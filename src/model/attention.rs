@@ -39,7 +39,7 @@ impl Attention {
         let spec = &config.layers[layer.0].attention;
         let norm = |of: NormSpec| RmsNorm::load(weights, config, &layer_tensor(layer.0, &format!("{}.weight", of.path)));
         let norms = spec.norms().map(|[of_queries, of_keys]| Ok::<_, Fault>([norm(of_queries)?, norm(of_keys)?]));
-        let sinks = spec.has_sinks.then(|| CopyableVector::load(layer_tensor(layer.0, SINKS), |name| weights.load(name)));
+        let sinks = || CopyableVector::load(layer_tensor(layer.0, SINKS), |name| weights.load(name));
         let linear = |spec: &LinearSpec| Linear::load(weights, layer, spec, false);
         Ok(Self {
             inputs: spec.inputs(config.hidden_size).iter().map(linear).collect::<Result<_, _>>()?,
@@ -48,7 +48,7 @@ impl Attention {
             spec: spec.clone(),
             layer,
             rotation: spec.rope.as_ref().map(|rope| config.rotations().iter().take_while(|of| **of != rope).count()),
-            sinks: sinks.transpose()?,
+            sinks: spec.has_sinks.then(sinks).transpose()?,
             gate: None,
             query_statistics: None,
         })

@@ -1,13 +1,13 @@
-//! What of a model is trained, and how many parameters that is, by kind.
+//! What of a model is trained: by kind, with how many parameters that is, and by what linears do in a layer.
 
+use super::LayerSpec;
 use super::config::ModelConfig;
 use super::io_layers::{IoTensor, copied, io_tensors};
 use super::layout::{self, Role};
 use super::linear::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE, layer_of};
-use super::projection::Projection;
 use super::spec::SINKS;
-use super::targets::{peft_settings, targets};
+use super::targets::{LoraTarget, peft_settings, targets};
 use crate::recipe::LoraRecipe;
 use crate::units::Fault;
 
@@ -126,5 +126,70 @@ impl TrainedPart {
     /// The lowest layer that a gradient passes, as [`Model::first_trained_layer`](super::Model::first_trained_layer).
     pub fn first_layer(&self) -> usize {
         if let Self::Adapter { first_layer, .. } = self { *first_layer } else { 0 }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Projection {
+    Query,
+    Key,
+    Value,
+    /// From the heads back to the residual stream.
+    Output,
+    /// To all of these at once.
+    QueryKeyValue,
+    Gate,
+    /// To what the gate lets through.
+    Up,
+    GateUp,
+    /// From the MLP back to the residual stream.
+    Down,
+}
+
+impl Projection {
+    /// All of a layer's, in the order in which they are computed.
+    pub const ALL: [Self; 9] =
+        [Self::Query, Self::Key, Self::Value, Self::QueryKeyValue, Self::Output, Self::Gate, Self::Up, Self::GateUp, Self::Down];
+
+    /// The path of the module inside a layer; and the ends of the paths of what does the same in experts, of one, and of all side by side.
+    fn paths(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::Query => ("self_attn.q_proj", &[]),
+            Self::Key => ("self_attn.k_proj", &[]),
+            Self::Value => ("self_attn.v_proj", &[]),
+            Self::Output => ("self_attn.o_proj", &[]),
+            Self::QueryKeyValue => ("self_attn.qkv_proj", &[]),
+            Self::Gate => ("mlp.gate_proj", &["gate_proj", "w1", "gate_up_proj"]),
+            Self::Up => ("mlp.up_proj", &["up_proj", "w3", "gate_up_proj"]),
+            Self::GateUp => ("mlp.gate_up_proj", &[]),
+            Self::Down => ("mlp.down_proj", &["down_proj", "w2", "down_proj"]),
+        }
+    }
+
+    pub fn is_of_attention_input(self) -> bool {
+        matches!(self, Self::Query | Self::Key | Self::Value | Self::QueryKeyValue)
+    }
+
+    /// Whether a linear's path in its layer is that of this one, or of experts.
+    fn is_at(self, path: &str) -> bool {
+        let ((own, of_experts), end) = (self.paths(), path.rsplit('.').next().unwrap_or_default());
+        path == own || path.contains("experts.") && of_experts.contains(&end)
+    }
+
+    /// `[out, in]` in a layer, of experts what a token meets of them together; nothing where the layer has no such linear.
+    pub fn shape(self, spec: &LayerSpec, hidden: usize) -> [usize; 2] {
+        let (own, of_experts) = self.paths();
+        if spec.feed_forward.experts().is_some() && !of_experts.is_empty() {
+            let wide = spec.feed_forward.intermediate_size();
+            return if self == Self::Down { [hidden, wide] } else { [wide, hidden] };
+        }
+        let linears = spec.linears(hidden);
+        linears.iter().find(|linear| linear.path == own).map_or([0, 0], |linear| [linear.out, linear.inner])
+    }
+
+    /// The projections that are among some targets.
+    pub(super) fn among(targets: &[LoraTarget]) -> Vec<Self> {
+        let is_meant = |projection: &Self| targets.iter().any(|target| projection.is_at(&target.linear.spec.path));
+        Self::ALL.into_iter().filter(is_meant).collect()
     }
 }

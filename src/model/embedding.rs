@@ -63,7 +63,7 @@ impl Embedding {
         scaled(embedded, self.scale)
     }
 
-    /// As [`Model::embed_backward`](super::Model::embed_backward): the gradients are in the kind in which they are summed.
+    /// Computes [`Model::embed_backward`](super::Model::embed_backward): the gradients are in the kind in which they are summed.
     pub(super) fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Vec<Tensor> {
         let flat =
             |(ids_bn, gradient_bne): (Tensor, Tensor)| (ids_bn.flatten(0, 1), scaled(gradient_bne.flatten(0, 1), self.scale));

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use tch::{Device, Kind};
 
 use super::config::{ModelConfig, PackedSizes};
-use super::families::{TABLES, is_longrope};
+use super::families::{FULL, ORIGINAL, SLIDING, TABLES, is_longrope};
 use super::layout;
 use super::quantised::{GgufWeights, QUANTISATION, Quantisation, quantised_sizes};
 use super::weights::Weights;
@@ -81,7 +81,7 @@ impl ModelSource<'_> {
         let scaled = ModelConfig::from_object(&self.object()?).map(|scaled| ModelConfig { packed: own.packed.clone(), ..scaled });
         scaled.map_err(|fault| {
             // The reader of a `config.json` names its tables, in which the recipe's keys stand.
-            let tables = ["rope_parameters", "rope_scaling", FULL];
+            let tables = [TABLES[0], TABLES[1], FULL];
             let name = |text: String, table: &str| text.replace(&format!("`{table}."), "`model.rope_scaling.");
             unfit(&tables.into_iter().fold(fault.to_string(), name))
         })
@@ -169,11 +169,8 @@ fn lengthen(object: &mut Map<String, Value>, table: &mut Map<String, Value>, rop
 }
 
 const POSITIONS: &str = "max_position_embeddings";
-const ORIGINAL: &str = "original_max_position_embeddings";
 /// What a table keeps beside the scaling.
 const KEPT: [&str; 3] = ["rope_theta", "partial_rotary_factor", ORIGINAL];
-const FULL: &str = "full_attention";
-const SLIDING: &str = "sliding_attention";
 
 #[cfg(test)]
 mod tests {

@@ -267,8 +267,7 @@ impl ExpertsSpec {
 
     /// What is added to the probabilities of the experts for the choice, as a tensor in the layer.
     pub(super) fn correction(&self) -> Option<String> {
-        let corrects = matches!(self.preference, Preference::Sigmoid { .. });
-        corrects.then(|| format!("{}.{}.e_score_correction_bias", self.names.block, self.names.router))
+        self.has_wide_router().then(|| format!("{}.{}.e_score_correction_bias", self.names.block, self.names.router))
     }
 
     /// Gate, up and down of each expert, where they are apart.

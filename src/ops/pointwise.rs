@@ -5,7 +5,7 @@
 use tch::{Scalar, Tensor, no_grad};
 
 use super::attention::accumulation_kind;
-use super::differentiable::differentiable;
+use super::differentiable::{differentiable, is_fused};
 use crate::native;
 
 /// `silu(gate) · up`; the former is rounded to the dtype before the product.
@@ -16,10 +16,6 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Tensor {
         let (dgate, dup) = backward(dy, &kept_gate, &kept_up);
         [needs[0].then_some(dgate), needs[1].then_some(dup)]
     })
-}
-
-fn is_fused(gate: &Tensor, up: &Tensor) -> bool {
-    native::computes(gate.device(), gate.kind()) && up.kind() == gate.kind()
 }
 
 fn forward(gate: &Tensor, up: &Tensor) -> Tensor {

@@ -6,7 +6,7 @@
 use tch::{Kind, Tensor, no_grad};
 
 use super::attention::accumulation_kind;
-use super::differentiable::differentiable;
+use super::differentiable::{differentiable, is_fused};
 use super::frequencies::Frequencies;
 use crate::native::{self, RotationDirection};
 
@@ -64,8 +64,7 @@ impl Rotation {
     }
 
     fn turn_all(&self, x_bhnr: &Tensor, turn: RotationDirection) -> Tensor {
-        let kind = x_bhnr.kind();
-        if native::computes(x_bhnr.device(), kind) && self.cos.kind() == kind {
+        if is_fused(x_bhnr, &self.cos) {
             return native::rotate(x_bhnr, &self.cos, &self.sin, turn);
         }
         native::cuda::rotate(x_bhnr, [&self.cos, &self.sin], turn).unwrap_or_else(|| self.turn_tensors(x_bhnr, turn))

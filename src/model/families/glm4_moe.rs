@@ -8,12 +8,7 @@ use crate::model::fields::Fields;
 use crate::model::spec::{ExpertsSpec, Preference, QkNorm};
 use crate::units::Fault;
 
-const KEYS: ExpertKeys = ExpertKeys {
-    num_experts: &["n_routed_experts", "num_local_experts"],
-    width: "moe_intermediate_size",
-    default_experts: 128,
-    default_top_k: 8,
-};
+const KEYS: ExpertKeys = ExpertKeys { num_experts: &["n_routed_experts", "num_local_experts"], ..qwen::KEYS };
 
 pub(super) const FAMILY: Family = Family {
     model_type: "glm4_moe",

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::family::{Biases, Family, Scales, SlidingLayers};
-use super::rope::rope;
+use super::rope::{FULL, SLIDING, rope};
 use crate::model::fields::{Fields, unknown_key, unsupported};
 use crate::model::spec::{
     Activation, AttentionSpec, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, Preference, ScoreRule,
@@ -115,8 +115,8 @@ fn windows_by_layer(fields: Fields<'_>, sliding: SlidingLayers) -> Result<Vec<Op
 fn slides(layer_type: &Value, has_window: bool) -> Result<bool, Fault> {
     let supported = if has_window { "`full_attention` or `sliding_attention`" } else { "`full_attention` in every layer" };
     match layer_type.as_str() {
-        Some("full_attention") => Ok(false),
-        Some("sliding_attention") if has_window => Ok(true),
+        Some(FULL) => Ok(false),
+        Some(SLIDING) if has_window => Ok(true),
         _ => Err(unsupported(LAYER_TYPES, &quoted(layer_type), supported)),
     }
 }

@@ -59,6 +59,6 @@ pub(super) const MINISTRAL3: Family = Family {
 fn query_growth(fields: Fields<'_>) -> Result<Option<QueryGrowth>, Fault> {
     let Some(table) = rope::table(fields)? else { return Ok(None) };
     let Some(beta) = table.number_but_zero(BETA)? else { return Ok(None) };
-    let original = table.count("original_max_position_embeddings", MAX_SEQUENCE_LENGTH)?;
+    let original = table.count(rope::ORIGINAL, MAX_SEQUENCE_LENGTH)?;
     Ok(Some(QueryGrowth { beta, original }))
 }

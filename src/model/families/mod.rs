@@ -15,7 +15,7 @@ mod wrapper;
 
 pub(super) use family::Family;
 pub(super) use layers::{MAX_HIDDEN, dropouts, layers};
-pub(super) use rope::{TABLES, is_longrope, max_positions};
+pub(super) use rope::{FULL, ORIGINAL, SLIDING, TABLES, is_longrope, max_positions};
 pub(super) use wrapper::{is_wrapped, own_name, unwrapped};
 
 pub(super) const FAMILIES: &[&Family] = &[

@@ -34,7 +34,7 @@ pub(super) const QWEN3: Family = Family {
 pub(super) const NAMES: ExpertNames =
     ExpertNames { block: "mlp", router: "gate", linears: Some(["gate_proj", "up_proj", "down_proj"]) };
 /// Published files say `num_experts`, and Transformers 5 writes the other.
-const KEYS: ExpertKeys = ExpertKeys {
+pub(super) const KEYS: ExpertKeys = ExpertKeys {
     num_experts: &["num_experts", "num_local_experts"],
     width: "moe_intermediate_size",
     default_experts: 128,

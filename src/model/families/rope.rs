@@ -10,6 +10,7 @@ use crate::units::{Fault, quoted};
 
 /// The tables that may hold it.
 pub(in crate::model) const TABLES: [&str; 2] = ["rope_parameters", "rope_scaling"];
+pub(in crate::model) const ORIGINAL: &str = "original_max_position_embeddings";
 
 /// The longest sequence that a model was made for.
 pub(in crate::model) fn max_positions(fields: Fields<'_>) -> Result<usize, Fault> {
@@ -22,7 +23,8 @@ pub(super) fn table(fields: Fields<'_>) -> Result<Option<Fields<'_>>, Fault> {
 }
 
 /// The types of layers that may have a table each, as `layer_types` calls them, within a table.
-const BY_TYPE: [&str; 2] = ["full_attention", "sliding_attention"];
+pub(in crate::model) const FULL: &str = "full_attention";
+pub(in crate::model) const SLIDING: &str = "sliding_attention";
 
 /// That of heads of `head_dim` channels, in layers that do not slide.
 pub(super) fn rope(fields: Fields<'_>, family: &Family, head_dim: usize) -> Result<RopeSpec, Fault> {
@@ -64,9 +66,9 @@ fn by_type<'a>(fields: Fields<'a>, key: &'static str) -> Result<Option<[Option<F
     }
     let Some(table) = fields.table(key)? else { return Ok(None) };
     // Transformers 5.3 writes a kind beside the tables, which says nothing.
-    table.only_keys(&[BY_TYPE[0], BY_TYPE[1], "rope_type"])?;
+    table.only_keys(&[FULL, SLIDING, "rope_type"])?;
     table.only("rope_type", "default")?;
-    Ok(Some([table.table(BY_TYPE[0])?, table.table(BY_TYPE[1])?]))
+    Ok(Some([table.table(FULL)?, table.table(SLIDING)?]))
 }
 
 /// That of some tables, beside which keys may stand in `fields`.
@@ -81,8 +83,7 @@ fn rope_of(
     let theta = agreed(&places, "rope_theta", |place| place.number("rope_theta"))?.unwrap_or(rules.default_theta);
     let rotary_dim = rotary_dim(&places, rules.default_share, head_dim)?;
     let places = if rules.default_original.is_some() { vec![fields] } else { places };
-    let original_key = "original_max_position_embeddings";
-    let original = agreed(&places, original_key, |place| place.count(original_key, MAX_SEQUENCE_LENGTH))?;
+    let original = agreed(&places, ORIGINAL, |place| place.count(ORIGINAL, MAX_SEQUENCE_LENGTH))?;
     let original = original.or(rules.default_original);
     let context = RopeContext { rules, head_dim, rotary_dim, max_positions, original };
     let scalings = tables.iter().map(|table| scaling(*table, &context)).collect::<Result<Vec<_>, _>>()?;
@@ -163,7 +164,7 @@ const KINDS: &[RopeKind] = &[
 ];
 
 /// Keys that any table may have.
-const SHARED_KEYS: [&str; 5] = ["rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"];
+const SHARED_KEYS: [&str; 5] = ["rope_type", "type", "rope_theta", "partial_rotary_factor", ORIGINAL];
 
 /// Whether a kind of this name has its length in `max_position_embeddings`.
 pub(in crate::model) fn is_longrope(name: &str) -> bool {
@@ -205,7 +206,7 @@ fn dynamic(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, 
     if original.is_some_and(|original| original != max_positions) {
         let expected = format!("{max_positions} as `max_position_embeddings`, from where on the base grows");
         let found = original.unwrap_or_default().to_string();
-        return Err(unsupported("original_max_position_embeddings", &found, &expected));
+        return Err(unsupported(ORIGINAL, &found, &expected));
     }
     if rotary_dim < 4 {
         return Err(table.unsupported("rope_type", "another one for heads of two channels".into()));
@@ -245,8 +246,7 @@ fn dynamic_yarn(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScal
     if beta_fast <= beta_slow {
         return Err(table.range("beta_fast", format!("more than `beta_slow` = {beta_slow}")));
     }
-    let original_key = "original_max_position_embeddings";
-    let own = table.get(original_key).map(|_| table.count(original_key, MAX_SEQUENCE_LENGTH)).transpose()?;
+    let own = table.get(ORIGINAL).map(|_| table.count(ORIGINAL, MAX_SEQUENCE_LENGTH)).transpose()?;
     let original = own.or(context.original).unwrap_or(context.max_positions);
     Ok(RopeScaling::DynamicYarn(DynamicYarnScaling { original, beta_fast, beta_slow }))
 }

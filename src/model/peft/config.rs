@@ -148,7 +148,11 @@ impl PeftConfig {
         // Patterns are compiled, and take what they like.
         let subject = format!("adapter config `{}`", abridged(path.display())).into();
         let bounds = Bounds { subject, bytes: 192 << 20, time: Duration::from_secs(8) };
-        within(&bounds, || Self::from_table(&table).map_err(|expected| wrong_value(path, &expected)))
+        let wrong = |expected: String| {
+            let message = format!("`{}`: expected {}", abridged(path.display()), abridged(expected));
+            Fault::data(message, "correct that key, or fetch the file again").of_kind(FaultKind::Damaged)
+        };
+        within(&bounds, || Self::from_table(&table).map_err(wrong))
     }
 
     fn from_table(table: &Map<String, Value>) -> Result<Self, String> {
@@ -324,12 +328,6 @@ fn modules(table: &Map<String, Value>, key: &str, forms: &str) -> Result<ModuleS
             Err(_) => Err(format!("`{key}` as {forms}, found {value}")),
         },
     }
-}
-
-/// A key has a value that it can't have; `expected` says which and what.
-fn wrong_value(path: &Path, expected: &str) -> Fault {
-    let message = format!("`{}`: expected {}", abridged(path.display()), abridged(expected));
-    Fault::data(message, "correct that key, or fetch the file again").of_kind(FaultKind::Damaged)
 }
 
 /// Settings of an adapter that can't be followed, each as `key = value`.

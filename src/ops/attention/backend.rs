@@ -120,7 +120,7 @@ fn attend_joined(vendor: TorchKernel, chunk: &Qkv, joined: &KvBlock) -> Attended
     Attended { out_bhnd, lse_bhn }
 }
 
-/// Its backward, of `dout_bhnd (B, H, n, D)`; what belongs to the past comes as one part.
+/// The backward of [`attend_joined`], of `dout_bhnd (B, H, n, D)`; what belongs to the past comes as one part.
 fn joined_backward(
     vendor: TorchKernel,
     dout_bhnd: &Tensor,

@@ -57,7 +57,7 @@ pub(super) fn forward(q: &Tensor, part: &KvBlock, is_causal: bool, rule: ScoreRu
     Attended { out_bhnd: Tensor::cat(&outs, 2), lse_bhn: Tensor::cat(&lses, 2) }
 }
 
-/// As [`forward`], backward from the merged output and log-sum-exp: gradients of the queries, and of the part in the accumulation kind.
+/// Goes back through [`forward`] from the merged output and log-sum-exp: gradients of the queries, and of the part in the accumulation kind.
 pub(super) fn backward(dout: &Tensor, chunk: &Qkv, past: Option<&KvBlock>, merged: &Attended) -> (Tensor, KvBlock) {
     let (part, q) = (past.unwrap_or(&chunk.own), &chunk.q_bhnd);
     let (b, h, n, d) = q.size4().unwrap_or_default();
