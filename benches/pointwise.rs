@@ -9,9 +9,9 @@ mod shapes;
 
 use kvtune::native::gradients_of;
 use kvtune::ops::frequencies::RopeSpec;
+use kvtune::ops::pointwise::swiglu;
 use kvtune::ops::rms_norm::rms_norm;
 use kvtune::ops::rope::Rotation;
-use kvtune::ops::swiglu::swiglu;
 use kvtune::report::table::Table;
 use shapes::{cpu_now, median};
 use tch::{Device, Kind, Tensor, no_grad, with_grad};

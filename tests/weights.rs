@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use kvtune::model::{Model, init_model};
+use kvtune::model::{Model, ModelSource, init_model};
 use kvtune::native::AllocationMeter;
 use kvtune::recipe::Dtype;
 use kvtune::report::memory::{peak, reset_peak, resident};
@@ -25,7 +25,7 @@ type Backend = (&'static str, fn(&Path) -> Model);
 const WAYS: [Backend; 3] = [
     ("f32 of a bf16 file", |dir| Model::load(dir, Dtype::F32, Device::Cpu).unwrap()),
     ("f32 of a bf16 file, to train", |dir| Model::load_to_train(dir, Dtype::F32, Device::Cpu).unwrap()),
-    ("drawn", |dir| Model::drawn(dir, Dtype::F32, Device::Cpu).unwrap()),
+    ("drawn", |dir| Model::load(ModelSource::from(dir).drawn(), Dtype::F32, Device::Cpu).unwrap()),
 ];
 
 const WAY: &str = "KVTUNE_WAY_TO_LOAD";

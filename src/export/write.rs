@@ -120,7 +120,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     let mut usage = Usage::of(target, config.num_classes, &base);
     usage.gguf = GgufUsage::of(trained, target, &base, &config)?;
     notes.extend(usage.gguf.as_ref().and_then(GgufUsage::note));
-    let source = ModelSource { dir: &base, rope_scaling: scaling, quantize: None };
+    let source = ModelSource { rope_scaling: scaling, ..ModelSource::from(&base) };
     let weights = match target {
         ExportTarget::Peft => {
             if adapter.has_extra_tensors() {

@@ -69,8 +69,7 @@ pub struct HeadFootprint {
 }
 
 impl HeadFootprint {
-    /// The most bytes at a time beside the column's hidden states and their gradient: a block's logits with their gradient, and what is
-    /// trained behind them.
+    /// The most bytes at a time beside the column's hidden states and their gradient: a block's logits and what is trained, with gradients.
     pub fn bytes(&self) -> u64 {
         if self.targets == 0 {
             return 0;

@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use super::{BlockLoss, SequenceTargets, SoftRows, TargetPosition, distilled, loss};
+use super::{BlockLoss, SequenceTargets, SoftRows, TargetPosition, loss};
 use crate::native::cuda::upload;
 use crate::units::Fault;
 
@@ -64,10 +64,7 @@ impl Head {
         Fault::data(message, "choose the `head.kind` that fits the data")
     }
 
-    /// The scores among which the target is one: all logits, or those of some tokens.
-    ///
-    /// # Shapes
-    /// `(N, V)` in, `(N, K)` out.
+    /// The scores `(N, K)` among which the target is one: all logits `(N, V)`, or those of some tokens.
     pub fn choices(&self, logits_nv: &Tensor) -> Tensor {
         match self {
             Self::ClassLogits(ids) => logits_nv.index_select(1, &upload(ids, logits_nv.device())),
@@ -75,14 +72,11 @@ impl Head {
         }
     }
 
-    /// Losses of places that have a target, and their gradient: cross-entropy, unless a teacher's predictions play a part.
-    ///
-    /// # Shapes
-    /// `scores_nk (N, K)`, `target_n (N)`, i64.
+    /// Losses of places that have a target, and their gradient: cross-entropy, unless a teacher's predictions play a part. Targets are i64.
     pub fn losses(&self, scores_nk: &Tensor, target_n: &Tensor, soft: Option<&SoftRows>, weight: Option<f64>) -> BlockLoss {
         match (self, soft) {
             (Self::Distilled { weight: share, temperature }, Some(soft)) => {
-                distilled::losses(scores_nk, target_n, soft, *share, *temperature, weight)
+                loss::distilled(scores_nk, target_n, soft, *share, *temperature, weight)
             }
             _ => loss::cross_entropy(scores_nk, target_n, weight),
         }

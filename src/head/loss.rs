@@ -1,6 +1,9 @@
-//! Cross-entropy of a block of scores, with its gradient.
+//! Losses of a block of scores, with their gradient: cross-entropy, and that mixed with the divergence from a teacher's predictions
+//! (`head.distill`; Hinton et al. 2015, arXiv 1503.02531).
 
 use tch::{Kind, Tensor};
+
+use super::SoftRows;
 
 #[derive(Debug)]
 pub struct BlockLoss {
@@ -10,10 +13,7 @@ pub struct BlockLoss {
     pub gradient_nk: Option<Tensor>,
 }
 
-/// Losses `log Σ exp(scores) − scores[target]`. One tensor is made of the size of the scores.
-///
-/// # Shapes
-/// `scores_nk (N, K)`, `target_n (N)`, i64.
+/// Losses `log Σ exp(scores) − scores[target]`. One tensor is made of the size of the scores. `scores_nk (N, K)`, `target_n (N)`, i64.
 pub(super) fn cross_entropy(scores_nk: &Tensor, target_n: &Tensor, weight: Option<f64>) -> BlockLoss {
     let target_n1 = target_n.unsqueeze(1);
     let (largest_n1, best_n1) = scores_nk.max_dim(-1, true);
@@ -26,6 +26,47 @@ pub(super) fn cross_entropy(scores_nk: &Tensor, target_n: &Tensor, weight: Optio
         power_nk.scatter_add_(1, &target_n1, &value_n1.full_like(-weight))
     });
     BlockLoss { loss_and_correct_2n: Tensor::stack(&figures, 0), gradient_nk }
+}
+
+/// Losses and gradient of [`Head::Distilled`](super::Head::Distilled), whose weight is `share`: `scores_nk (N, K)`, `target_n (N)`, i64.
+pub(super) fn distilled(
+    scores_nk: &Tensor,
+    target_n: &Tensor,
+    soft: &SoftRows,
+    share: f64,
+    temperature: f64,
+    weight: Option<f64>,
+) -> BlockLoss {
+    let (hard, softness) = (1.0 - share, share * temperature * temperature);
+    let BlockLoss { loss_and_correct_2n, gradient_nk } = cross_entropy(scores_nk, target_n, weight.map(|weight| weight * hard));
+    let weight = weight.map(|weight| weight * softness / temperature);
+    let (divergence_n, of_divergence) = divergence(&(scores_nk / temperature), soft, weight);
+    let loss_n = loss_and_correct_2n.get(0) * hard + divergence_n.to_kind(Kind::Double) * softness;
+    let gradient_nk = gradient_nk.zip(of_divergence).map(|(mut sum, part)| sum.g_add_(&part));
+    BlockLoss { loss_and_correct_2n: Tensor::stack(&[loss_n, loss_and_correct_2n.get(1)], 0), gradient_nk }
+}
+
+/// KL from the teacher's rows to the softmax of `scores_nv`, and the gradient of `weight` times their sum: `scores_nv (N, V)`; results `(N)` and
+/// `(N, V)`.
+fn divergence(scores_nv: &Tensor, soft: &SoftRows, weight: Option<f64>) -> (Tensor, Option<Tensor>) {
+    let (token_nk, teacher_nk) = (&soft.token_nk, soft.log_prob_nk.to_kind(scores_nv.kind()));
+    let log_q_nv = scores_nv.log_softmax(-1, None);
+    let log_q_nk = log_q_nv.gather(1, token_nk, false);
+    let p_nk = teacher_nk.exp();
+    // All other tokens together. Rounding may leave the teacher nothing for them, or something where there are none.
+    let p_rest_n1 = (-p_nk.sum_dim_intlist(&[-1i64][..], true, p_nk.kind()) + 1.0).clamp_min(0.0);
+    let log_q_rest_n1 = log_q_nv.scatter_value(1, token_nk, f64::NEG_INFINITY).logsumexp(&[-1i64][..], true);
+    let has_rest_n1 = p_rest_n1.gt(0.0).logical_and(&log_q_rest_n1.isfinite());
+    let log_ratio_n1 = (p_rest_n1.log() - log_q_rest_n1).where_self(&has_rest_n1, &p_rest_n1.zeros_like());
+    let of_tokens_n1 = (&p_nk * (teacher_nk - &log_q_nk)).sum_dim_intlist(&[-1i64][..], true, p_nk.kind());
+    let divergence_n = (of_tokens_n1 + &p_rest_n1 * &log_ratio_n1).squeeze_dim(1);
+    let gradient_nv = weight.map(|weight| {
+        // As one exponent: at low temperatures the ratio alone may be more than any number. The product is at most what is left to the teacher.
+        let taken_nv = (&log_q_nv + log_ratio_n1).exp() * has_rest_n1.to_kind(p_nk.kind());
+        let of_tokens_nk = (log_q_nk.exp() - p_nk) * weight;
+        ((log_q_nv.exp() - taken_nv) * weight).scatter_(1, token_nk, &of_tokens_nk)
+    });
+    (divergence_n, gradient_nv)
 }
 
 #[cfg(test)]
@@ -59,5 +100,71 @@ mod tests {
         assert_eq!(figures[4..], [1.0, 0.0, 0.0, 0.0]);
         let gradient: Vec<f32> = found.gradient_nk.unwrap().get(2).try_into().unwrap();
         assert_eq!(gradient, [0.0, -1.0, 1.0]);
+    }
+}
+
+#[cfg(test)]
+mod tests_of_distilled {
+    use tch::Device;
+
+    use super::*;
+
+    const OPTIONS: (Kind, Device) = (Kind::Double, Device::Cpu);
+
+    /// The likeliest `k` of a teacher with random logits, and all that it predicts.
+    fn teacher(n: i64, v: i64, k: i64) -> (SoftRows, Tensor) {
+        let log_prob_nv = (Tensor::randn([n, v], OPTIONS) * 3.0).log_softmax(-1, None);
+        let (log_prob_nk, token_nk) = log_prob_nv.topk(k, -1, true, true);
+        (SoftRows { token_nk, log_prob_nk }, log_prob_nv)
+    }
+
+    #[test]
+    fn loss_and_gradient_are_those_of_plain_autograd() {
+        for (share, temperature, k) in [(0.5, 1.0, 3), (1.0, 2.0, 1), (0.25, 0.7, 5), (0.0, 1.0, 2), (0.9, 1.5, 11)] {
+            let (n, v) = (6, 11);
+            let (soft, all_nv) = teacher(n, v, k);
+            let leaf = (Tensor::randn([n, v], OPTIONS) * 4.0).set_requires_grad(true);
+            let target = Tensor::randint(v, [n], (Kind::Int64, Device::Cpu));
+            let found = distilled(&leaf.detach(), &target, &soft, share, temperature, Some(0.3));
+
+            // In a vocabulary of the teacher's tokens and one that stands for all others, plain KL.
+            let q_nv = (&leaf / temperature).softmax(-1, None);
+            let (p_nk, q_nk) = (soft.log_prob_nk.exp(), q_nv.gather(1, &soft.token_nk, false));
+            let kl_n = if k == v {
+                (all_nv.exp() * (&all_nv - q_nv.log())).sum_dim_intlist(&[-1i64][..], false, Kind::Double)
+            } else {
+                let with_rest =
+                    |x: &Tensor| Tensor::cat(&[x.shallow_clone(), -x.sum_dim_intlist(&[-1i64][..], true, Kind::Double) + 1.0], 1);
+                let (p, q) = (with_rest(&p_nk), with_rest(&q_nk));
+                (&p * (p.log() - q.log())).sum_dim_intlist(&[-1i64][..], false, Kind::Double)
+            };
+            let ce_n = leaf.cross_entropy_loss::<Tensor>(&target, None, tch::Reduction::None, -100, 0.0);
+            let loss_n = ce_n * (1.0 - share) + kl_n * (share * temperature * temperature);
+            (loss_n.sum(Kind::Double) * 0.3).backward();
+            assert!(found.loss_and_correct_2n.get(0).allclose(&loss_n, 1e-12, 1e-12, false), "{share} {temperature} {k}");
+            assert!(found.gradient_nk.unwrap().allclose(&leaf.grad(), 1e-11, 1e-13, false), "{share} {temperature} {k}");
+        }
+    }
+
+    #[test]
+    fn low_temperatures_leave_numbers() {
+        let (soft, _) = teacher(4, 300, 20);
+        let scores_nv = Tensor::randn([4, 300], (Kind::Float, Device::Cpu));
+        for temperature in [1e-2, 1e-3, 1e-4] {
+            let (_, gradient_nv) = divergence(&(&scores_nv / temperature), &soft, Some(1.0));
+            assert!(gradient_nv.unwrap().isfinite().all().int64_value(&[]) == 1, "{temperature}");
+        }
+    }
+
+    #[test]
+    fn a_model_that_predicts_as_its_teacher_does_has_no_divergence() {
+        let (soft, all_nv) = teacher(4, 300, 20);
+        let (divergence_n, gradient_nv) = divergence(&all_nv, &soft, Some(1.0));
+        assert!(divergence_n.abs().max().double_value(&[]) < 1e-13);
+        assert!(gradient_nv.unwrap().abs().max().double_value(&[]) < 1e-13);
+        // In f32 a teacher that is certain leaves less than nothing for the others.
+        let certain = SoftRows { token_nk: Tensor::from_slice2(&[[1i64]]), log_prob_nk: Tensor::from_slice2(&[[1e-7f32]]) };
+        let (found, gradient) = divergence(&Tensor::from_slice2(&[[-200f32, 0.0, -300.0]]), &certain, Some(1.0));
+        assert!(found.double_value(&[0]).abs() < 1e-6 && gradient.unwrap().isfinite().all().int64_value(&[]) == 1);
     }
 }

@@ -1,4 +1,4 @@
-//! An adapter: what is trained beside the frozen linears of a model, and by which settings.
+//! An adapter: what is trained beside the frozen linears of a model, by which settings, and in which other forms.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,20 +7,20 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::check::{check_dropout, check_io_layers, check_saved, check_settings};
 use super::config::ModelConfig;
-use super::delta::{A, B, B_BIAS, BASE_BIAS, LoraDelta, MAGNITUDE, master_kind};
-use super::io_layers::{EmbeddingAdapter, IoTensor};
-use super::names::{EMBEDDING_MODULE, peft_tensor};
-use super::peft::PeftConfig;
+use super::io_layers::{EmbeddingAdapter, IoTensor, is_nameless};
+use super::linear::{A, B, B_BIAS, BASE_BIAS, LoraDelta, MAGNITUDE};
+use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE, peft_tensor};
+use super::peft::{ModulePatterns, PeftConfig};
 use super::random;
 use super::targets::{
-    LoraTarget, all_names, check_known, check_names, listed, meant, meant_parameters, peft_module, peft_settings, targets,
-    targets_embedding,
+    LoraTarget, all_names, check_known, check_names, is_of_experts, is_router, listed, meant, meant_parameters, peft_module,
+    peft_settings, targets, targets_embedding,
 };
-use crate::recipe::{InitLora, LoraRecipe, ModuleSet};
+use crate::ops::attention::accumulation_kind;
+use crate::recipe::{InitLora, LoraRecipe, ModuleSet, TrainedBias};
 use crate::units::{Fault, abridged};
 
-/// Deltas by linear. A model that trains them takes them into its linears; until then, and for whoever looks at all of them at once, they
-/// stand here.
+/// Deltas by linear. A model that trains them takes them into its linears; until then, and for whoever looks at all at once, they stand here.
 #[derive(Debug)]
 pub struct Adapter {
     /// The targets are names, each once, in the order of the layer.
@@ -110,11 +110,6 @@ impl Adapter {
         Ok(Self { settings, deltas, embedding, is_new: false })
     }
 
-    /// The inner dimension, where no linear has another.
-    pub fn r(&self) -> usize {
-        self.settings.r
-    }
-
     /// Sets the dropout probability. Adapters of experts and of `lm_head` have none: these do not know where a token stands.
     pub fn set_dropout(&mut self, probability: f64) -> Result<(), Fault> {
         check_dropout(probability, self.deltas.iter().map(|(linear, _)| linear.as_str()))?;
@@ -123,8 +118,7 @@ impl Adapter {
         Ok(())
     }
 
-    /// The names of the linears that are targets, in the order of the layer, or the expression that matches them; those of the experts'
-    /// matrices side by side behind them.
+    /// The names of the targets, in the order of the layer, or the expression that matches them; behind them the matrices of all experts.
     pub fn targets(&self) -> Vec<String> {
         let modules = match &self.settings.target_modules {
             ModuleSet::Names(names) => names.clone(),
@@ -174,15 +168,13 @@ impl Adapter {
         Err(Fault::usage(message, "make `[lora]` agree with the adapter, or leave `model.adapter` out"))
     }
 
-    /// All that is trained with its names in PEFT's files, by layer from the bottom, and what is trained outside the layers behind them; the
-    /// tensors are the leaves themselves.
+    /// All that is trained with its names in PEFT's files, the leaves themselves: by layer from the bottom, and what is outside the layers.
     pub fn parameters(&self) -> Vec<(String, Tensor)> {
         let of_layers = self.deltas.iter().flat_map(|(linear, delta)| parameters(&self.settings, linear, delta));
         of_layers.chain(self.embedding.parameters()).collect()
     }
 
-    /// Draws every `B`, and what else begins as zero, from a normal distribution: with `B = 0` the gradient of `A` is zero and would
-    /// prove nothing.
+    /// Draws every `B`, and what else begins as zero, from a normal distribution: with `B = 0` the gradient of `A` is zero, which proves nothing.
     pub fn set_b_normal(&self, std: f64, seed: u64) {
         let is_zero = |name: &str| name.ends_with("lora_B.weight") || name.ends_with("lora_embedding_A");
         let b_matrices = self.parameters().into_iter().filter(|(name, _)| is_zero(name));
@@ -191,7 +183,7 @@ impl Adapter {
 
     /// The adapter for a model that computes in `kind` on `device`; matrices that need no change stay the same tensors.
     pub fn moved_to(self, kind: Kind, device: Device) -> Self {
-        let kind = master_kind(kind);
+        let kind = accumulation_kind(kind);
         let moved = |tensor: &Tensor| tensor.to_kind(kind).to_device(device);
         let deltas = no_grad(|| self.deltas.into_iter().map(|(linear, delta)| (linear, delta.map(moved))).collect());
         let embedding = no_grad(|| self.embedding.map(moved));
@@ -209,6 +201,8 @@ fn keys_of_kind(config: &ModelConfig, settings: &PeftConfig) -> Vec<(&'static st
     };
     let ranks = by_module(&|module| settings.rank_pattern.get(module).map(|r| r as f64));
     let alphas = by_module(&|module| settings.alpha_pattern.get(module));
+    let mut saved = settings.modules_to_save.clone();
+    saved.sort();
     let said = |key, shown: String| (key, shown.clone(), shown);
     vec![
         said("use_rslora", settings.use_rslora.to_string()),
@@ -219,21 +213,111 @@ fn keys_of_kind(config: &ModelConfig, settings: &PeftConfig) -> Vec<(&'static st
         said("layers_pattern", format!("{:?}", settings.layers_pattern.names())),
         ("rank_pattern", ranks, settings.rank_pattern.to_string()),
         ("alpha_pattern", alphas, settings.alpha_pattern.to_string()),
-        said("modules_to_save", saved(settings)),
+        said("modules_to_save", format!("{saved:?}")),
         said("exclude_modules", settings.exclude_modules.to_string()),
     ]
-}
-
-fn saved(settings: &PeftConfig) -> String {
-    let mut saved = settings.modules_to_save.clone();
-    saved.sort();
-    format!("{saved:?}")
 }
 
 /// What is trained beside a linear, by its names in PEFT's files.
 pub(super) fn parameters(settings: &PeftConfig, linear: &str, delta: &LoraDelta) -> Vec<(String, Tensor)> {
     let module = peft_module(settings, linear);
     delta.parameters().into_iter().map(|(part, tensor)| (peft_tensor(&module, part), tensor.shallow_clone())).collect()
+}
+
+/// What an adapter has beside A and B of linears that stand alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdapterFeature {
+    /// The lengths of rows are trained.
+    Magnitudes,
+    BiasOfB,
+    /// The biases of the targets are trained.
+    BaseBiases,
+    Experts,
+    Routers,
+    /// The embedding has matrices of low rank.
+    Embedding,
+    Output,
+    /// Whole copies of modules are trained.
+    SavedModules,
+    /// Classes are scored by a matrix of its own.
+    Classes,
+}
+
+impl Adapter {
+    /// All that it has of these, each once.
+    pub fn features(&self) -> Vec<AdapterFeature> {
+        let settings = &self.settings;
+        let of_linears = |is: fn(&str) -> bool| self.deltas.iter().any(|(linear, _)| is(linear));
+        [
+            (AdapterFeature::Magnitudes, settings.use_dora),
+            (AdapterFeature::BiasOfB, settings.lora_bias),
+            (AdapterFeature::BaseBiases, settings.bias != TrainedBias::None),
+            (AdapterFeature::Experts, of_linears(is_of_experts)),
+            (AdapterFeature::Routers, of_linears(is_router)),
+            (AdapterFeature::Embedding, targets_embedding(settings)),
+            (AdapterFeature::Output, of_linears(|linear| linear == OUTPUT_MODULE)),
+            (AdapterFeature::SavedModules, !settings.modules_to_save.is_empty()),
+            (AdapterFeature::Classes, settings.is_classifier),
+        ]
+        .into_iter()
+        .filter_map(|(feature, has)| has.then_some(feature))
+        .collect()
+    }
+
+    /// Whether something is trained that PEFT's files have no names for.
+    pub fn has_extra_tensors(&self) -> bool {
+        self.embedding.copies.keys().any(|tensor| is_nameless(tensor))
+    }
+
+    pub fn largest_rank(&self) -> usize {
+        self.deltas.iter().map(|(_, lora)| lora.a_ri.size()[0] as usize).max().unwrap_or(self.settings.r)
+    }
+
+    /// LoRA beside the weights as they were before `PiSSA` took a part of them: `B A − B₀ A₀`, of twice the rank at the same scale.
+    pub(super) fn without_pissa(&self) -> Self {
+        let joined = |delta: &LoraDelta| {
+            let mut joined = delta.map(Tensor::shallow_clone);
+            if let Some(began) = joined.pissa.take() {
+                let device = joined.a_ri.device();
+                joined.a_ri = Tensor::cat(&[&joined.a_ri, &began.a_ri.to_device(device)], 0);
+                joined.b_or = Tensor::cat(&[&joined.b_or, &-began.b_or.to_device(device)], 1);
+            }
+            joined
+        };
+        let deltas = no_grad(|| self.deltas.iter().map(|(linear, delta)| (linear.clone(), joined(delta))).collect());
+        let settings = &self.settings;
+        let factor = if settings.use_rslora { 2f64.sqrt() } else { 2.0 };
+        let settings = PeftConfig {
+            r: 2 * settings.r,
+            lora_alpha: factor * settings.lora_alpha,
+            rank_pattern: settings.rank_pattern.map(|r| 2 * r),
+            alpha_pattern: settings.alpha_pattern.map(|alpha| factor * alpha),
+            init: InitLora::Uniform,
+            ..settings.clone()
+        };
+        Self { settings, deltas, embedding: self.embedding.map(Tensor::shallow_clone), is_new: false }
+    }
+
+    /// An adapter of equal function with the rank `r` everywhere, at least [`Self::largest_rank`], and the factor 1: every linear's own factor is
+    /// multiplied into B, and what its rank lacks is zero. It is for adapters without [`Self::features`].
+    pub fn normalized(self, r: usize) -> Self {
+        let normalized = |lora: LoraDelta| {
+            let lacking = r as i64 - lora.a_ri.size()[0];
+            let a_ri = lora.a_ri.constant_pad_nd([0, 0, 0, lacking]);
+            let b_or = (&lora.b_or * lora.scale).constant_pad_nd([0, lacking]);
+            LoraDelta { a_ri, b_or, scale: 1.0, ..lora }
+        };
+        let settings = PeftConfig {
+            r,
+            lora_alpha: r as f64,
+            rank_pattern: ModulePatterns::default(),
+            alpha_pattern: ModulePatterns::default(),
+            use_rslora: false,
+            ..self.settings
+        };
+        let deltas = no_grad(|| self.deltas.into_iter().map(|(linear, delta)| (linear, normalized(delta))).collect());
+        Self { settings, deltas, ..self }
+    }
 }
 
 #[cfg(test)]

@@ -7,11 +7,12 @@ use tch::{Device, Kind, Tensor};
 use super::adapter::Adapter;
 use super::check::check_io_layers;
 use super::config::ModelConfig;
-use super::delta::{A, master_kind};
 use super::io_layers::{EmbeddingAdapter, IoTensor, base_name, copied, copy_name, io_tensors, low_rank_io_layers};
+use super::linear::A;
 use super::names::{INNER, OUTPUT_MODULE, PEFT_PREFIX, peft_tensor};
 use super::peft::{ADAPTER_CONFIG, PeftConfig, PeftFiles, read_peft, refused_settings, write_extra, write_peft};
 use super::targets::{LoraTarget, check_known, expression, targets, targets_embedding, written};
+use crate::ops::attention::accumulation_kind;
 use crate::recipe::{InitLora, ModuleSet};
 use crate::store::{load_tensor, raw_tensors};
 use crate::units::{Fault, FaultKind, abridged, quoted};
@@ -43,7 +44,7 @@ impl Adapter {
         files
             .check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(whole).chain(copies).chain(of_bases).collect::<Vec<_>>())?;
         // Copied, because training writes into the matrices, and a file's memory must not be written to.
-        let load = |name: &str| Ok::<_, Fault>(load_finite(&files, name)?.to_kind(master_kind(kind)).copy());
+        let load = |name: &str| Ok::<_, Fault>(load_finite(&files, name)?.to_kind(accumulation_kind(kind)).copy());
         let base = |(layer, name): (&'static str, String)| Ok::<_, Fault>((layer, load_finite(&files, &name)?));
         let bases = bases.into_iter().map(base).collect::<Result<_, _>>()?;
         let copy = |name: &str, _| load(&copy_name(name));
@@ -162,7 +163,7 @@ mod tests {
     fn what_is_written_is_read_again_with_the_names_shapes_and_keys_of_peft() {
         let dir = tempfile::tempdir().unwrap();
         let adapter = load(&fixture("adapter-qwen2")).unwrap();
-        assert_eq!((adapter.r(), adapter.settings.lora_alpha.to_string(), adapter.targets().len()), (4, "8".into(), 7));
+        assert_eq!((adapter.settings.r, adapter.settings.lora_alpha.to_string(), adapter.targets().len()), (4, "8".into(), 7));
         adapter.save_peft(dir.path(), "model-qwen2").unwrap();
         for ((name, written), (other, read)) in adapter.parameters().iter().zip(load(dir.path()).unwrap().parameters()) {
             assert_eq!((name, written), (&other, &read));
@@ -514,7 +515,7 @@ mod tests {
         let sinks: Vec<_> = model.parameters().into_iter().filter(is_sink).collect();
         assert_eq!((sinks.len(), sinks[0].0.as_str()), (config.num_layers(), "model.layers.0.self_attn.sinks"));
         let began = model.layers[0].copyable_mut().find(|vector| vector.name.ends_with("sinks")).unwrap();
-        assert!(began.tensor().equal(&sinks[0].1) && sinks[0].1.requires_grad(), "as the model has it");
+        assert!(began.own.equal(&sinks[0].1) && sinks[0].1.requires_grad(), "as the model has it");
         tch::no_grad(|| sinks.iter().for_each(|(_, leaf)| drop(leaf.shallow_clone().g_add_scalar_(0.5))));
 
         let dir = tempfile::tempdir().unwrap();

@@ -16,30 +16,22 @@ pub trait Attend {
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault>;
 
     /// Whether anything follows a layer's attention. Where nothing does, only its keys and values are wanted: what it makes means nothing.
-    fn wants_output(&self, layer: LayerIdx) -> bool {
-        let _ = layer;
+    fn wants_output(&self, _layer: LayerIdx) -> bool {
         true
     }
 
     /// The number with which each new token of a layer is to come.
-    fn model_feature(&self, layer: LayerIdx) -> Option<ModelFeature> {
-        let _ = layer;
+    fn model_feature(&self, _layer: LayerIdx) -> Option<ModelFeature> {
         None
     }
 
     /// Sees what a layer's new tokens make their queries, keys and values of, `(B, n, E)`, before it is asked to attend. `queries` makes the
     /// queries `(B, H, n, D)` as they are before they are turned to their positions.
-    fn see_input(&mut self, layer: LayerIdx, x_bne: &Tensor, queries: &dyn Fn() -> Tensor) {
-        let _ = (layer, x_bne, queries);
-    }
+    fn see_input(&mut self, _layer: LayerIdx, _x_bne: &Tensor, _queries: &dyn Fn() -> Tensor) {}
 
     /// Which experts one layer's new tokens go to. `choose` takes those that the router prefers; whoever computes a chunk once more gives
-    /// the experts that it had before, as a rounding could make the router prefer others.
-    ///
-    /// # Shapes
-    /// As in [`Routed`]; `(B, n, k)`, int64, out.
-    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
-        let _ = (layer, routed);
+    /// the experts that it had before, as a rounding could make the router prefer others. `(B, n, k)`, int64, out.
+    fn route(&mut self, _layer: LayerIdx, _routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
         Ok(choose())
     }
 }

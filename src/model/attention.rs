@@ -4,16 +4,14 @@ use tch::{Tensor, no_grad};
 
 use super::attend::{Attend, Qkv};
 use super::config::ModelConfig;
-use super::copyable::CopyableVector;
-use super::gate::Gate;
-use super::gates::Gates;
+use super::gates::{Gate, Gates};
 use super::linear::Linear;
 use super::names::layer_tensor;
-use super::norm::RmsNorm;
 use super::positions::{DropoutContext, TokenContext};
-use super::spec::{LinearSpec, NormSpec, QkNorm, QueryGrowth, SINKS};
+use super::spec::{AttentionSpec, LinearSpec, NormSpec, QkNorm, QueryGrowth, SINKS};
+use super::vectors::{CopyableVector, RmsNorm};
 use super::weights::Weights;
-use crate::ops::attention::{ModelFeature, ScoreRule, accumulation_kind};
+use crate::ops::attention::{ModelFeature, accumulation_kind};
 use crate::ops::frequencies::Frequencies;
 use crate::ops::query_statistics::QueryStatistics;
 use crate::ops::rope::Rotation;
@@ -23,16 +21,12 @@ use crate::units::{Fault, LayerIdx};
 pub(super) struct Attention {
     /// To queries, keys and values, or one to all of them.
     inputs: Vec<Linear>,
-    /// Channels of queries, of keys and of values.
-    widths: [i64; 3],
     output: Linear,
-    /// Norms of queries and of keys, and over which of their channels, in the families that have them.
-    norms: Option<(QkNorm, [RmsNorm; 2])>,
-    query_growth: Option<QueryGrowth>,
+    /// Norms of queries and of keys, in the families that have them.
+    norms: Option<[RmsNorm; 2]>,
+    spec: AttentionSpec,
     layer: LayerIdx,
     rotation: Option<usize>,
-    head_dim: i64,
-    rule: ScoreRule,
     sinks: Option<CopyableVector>,
     /// What scores new entries for a policy that is learned.
     pub(super) gate: Option<Gate>,
@@ -44,34 +38,23 @@ impl Attention {
     pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, Fault> {
         let spec = &config.layers[layer.0].attention;
         let norm = |of: NormSpec| RmsNorm::load(weights, config, &layer_tensor(layer.0, &format!("{}.weight", of.path)));
-        let norms = match spec.qk_norm.zip(spec.norms()) {
-            Some((kind, [of_queries, of_keys])) => Some((kind, [norm(of_queries)?, norm(of_keys)?])),
-            None => None,
-        };
+        let norms = spec.norms().map(|[of_queries, of_keys]| Ok::<_, Fault>([norm(of_queries)?, norm(of_keys)?]));
+        let sinks = || CopyableVector::load(layer_tensor(layer.0, SINKS), |name| weights.load(name));
         let linear = |spec: &LinearSpec| Linear::load(weights, layer, spec, false);
         Ok(Self {
             inputs: spec.inputs(config.hidden_size).iter().map(linear).collect::<Result<_, _>>()?,
-            widths: spec.widths().map(|width| width as i64),
             output: linear(&spec.output(config.hidden_size))?,
-            norms,
-            query_growth: spec.query_growth,
+            norms: norms.transpose()?,
+            spec: spec.clone(),
             layer,
             rotation: spec.rope.as_ref().map(|rope| config.rotations().iter().take_while(|of| **of != rope).count()),
-            head_dim: spec.head_dim as i64,
-            rule: spec.rule,
-            sinks: spec
-                .has_sinks
-                .then(|| CopyableVector::load(layer_tensor(layer.0, SINKS), |name| weights.load(name)))
-                .transpose()?,
+            sinks: spec.has_sinks.then(sinks).transpose()?,
             gate: None,
             query_statistics: None,
         })
     }
 
-    /// Queries, keys and values, rotated to their positions where the layer knows them.
-    ///
-    /// # Shapes
-    /// `(B, n, E)` in; as in [`Qkv`] out.
+    /// Queries, keys and values, rotated to their positions where the layer knows them: `(B, n, E)` in; as in [`Qkv`] out.
     pub(super) fn project(&self, x_bne: &Tensor, rotations: &[Rotation], tokens: &TokenContext<'_>) -> [Tensor; 3] {
         let rotated = |x: Tensor| self.rotation.map_or_else(|| x.shallow_clone(), |of| rotations[of].apply(&x));
         let [q_bni, k_bni, v_bni] = self.inputs(x_bne, tokens);
@@ -82,7 +65,7 @@ impl Attention {
 
     /// The norm of queries (0) or of keys (1).
     fn norm_of(&self, part: usize) -> Option<(QkNorm, &RmsNorm)> {
-        self.norms.as_ref().map(|(kind, norms)| (*kind, &norms[part]))
+        self.spec.qk_norm.zip(self.norms.as_ref().map(|norms| &norms[part]))
     }
 
     /// Statistics of its queries, where there are some, for sequences with these frequencies of all rotations of the model.
@@ -91,43 +74,33 @@ impl Attention {
         Some(QueryStatistics::new(statistics, self.rotation.map(|of| frequencies[of].clone())))
     }
 
-    /// Queries before they are turned to their positions.
-    ///
-    /// # Shapes
-    /// `(B, n, E)` in, `(B, H, n, D)` out.
+    /// Queries before they are turned to their positions: `(B, n, E)` in, `(B, H, n, D)` out.
     fn unturned_queries(&self, x_bne: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
-        let q_bni = self.inputs[0].forward(x_bne, tokens).narrow(-1, 0, self.widths[0]);
+        let q_bni = self.inputs[0].forward(x_bne, tokens).narrow(-1, 0, self.spec.widths()[0] as i64);
         self.heads(&q_bni, self.norm_of(0))
     }
 
-    /// Queries, keys and values as the linears make them.
-    ///
-    /// # Shapes
-    /// `(B, n, E)` in, thrice `(B, n, heads · D)` out.
+    /// Queries, keys and values as the linears make them: `(B, n, E)` in, thrice `(B, n, heads · D)` out.
     fn inputs(&self, x_bne: &Tensor, tokens: &TokenContext<'_>) -> [Tensor; 3] {
         if let [query, key, value] = &self.inputs[..] {
             return [query, key, value].map(|linear| linear.forward(x_bne, tokens));
         }
-        let (all, [queries, keys, values]) = (self.inputs[0].forward(x_bne, tokens), self.widths);
+        let (all, [queries, keys, values]) =
+            (self.inputs[0].forward(x_bne, tokens), self.spec.widths().map(|width| width as i64));
         [(0, queries), (queries, keys), (queries + keys, values)].map(|(start, width)| all.narrow(-1, start, width))
     }
 
-    /// Queries with the factor of their positions.
-    ///
-    /// # Shapes
-    /// `(B, H, n, D)` in and out.
+    /// Queries with the factor of their positions: `(B, H, n, D)` in and out.
     fn grown(&self, q_bhnd: Tensor, tokens: &TokenContext<'_>) -> Tensor {
-        let Some(QueryGrowth { beta, original }) = self.query_growth else { return q_bhnd };
+        let Some(QueryGrowth { beta, original }) = self.spec.query_growth else { return q_bhnd };
         let step_bn = tokens.position_bn.atleast_2d().floor_divide_scalar(original as i64);
         let factor_bn = (step_bn + 1).to_kind(accumulation_kind(q_bhnd.kind())).log() * beta + 1.0;
         // (B, n) -> (B, 1, n, 1).
         &q_bhnd * factor_bn.to_kind(q_bhnd.kind()).unsqueeze(1).unsqueeze(-1)
     }
 
-    /// Asks whoever remembers the past. `x_bne` is what queries, keys and values are made of, for a gate.
-    ///
-    /// # Shapes
-    /// `(B, n, E)`, and as in [`Qkv`]; `(B, H, n, D)` out.
+    /// Asks whoever remembers the past. `x_bne` is what queries, keys and values are made of, for a gate. `(B, n, E)`, and as in [`Qkv`];
+    /// `(B, H, n, D)` out.
     pub(super) fn attend(
         &self,
         x_bne: Option<&Tensor>,
@@ -135,7 +108,7 @@ impl Attention {
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
         let sink_logit_h = self.sinks.as_ref().map(CopyableVector::current);
-        let mut qkv = Qkv { sink_logit_h, ..Qkv::new(q_bhnd, k_bgnd, v_bgnd, self.rule) };
+        let mut qkv = Qkv { sink_logit_h, ..Qkv::new(q_bhnd, k_bgnd, v_bgnd, self.spec.rule) };
         match attend.model_feature(self.layer) {
             Some(ModelFeature::Gate) => {
                 let (gate, x_bne) = self.gate.as_ref().zip(x_bne).ok_or_else(Gates::missing)?;
@@ -152,10 +125,8 @@ impl Attention {
         attend.attend(self.layer, qkv)
     }
 
-    /// What the values come to behind the output projection: `‖v W_O‖₁`, the mean over the query heads of a KV head.
-    ///
-    /// # Shapes
-    /// `(B, G, n, D)` in, `(B, G, n, 1)` out.
+    /// What the values come to behind the output projection: `‖v W_O‖₁`, the mean over the query heads of a KV head. `(B, G, n, D)` in,
+    /// `(B, G, n, 1)` out.
     fn output_norm(&self, v_bgnd: &Tensor) -> Tensor {
         let (groups, head_dim, kind) = (v_bgnd.size()[1], v_bgnd.size()[3], accumulation_kind(v_bgnd.kind()));
         let (weight_oi, factor_o) = (self.output.weight(), self.output.row_factor());
@@ -170,10 +141,7 @@ impl Attention {
         Tensor::stack(&(0..groups).map(of_group).collect::<Vec<_>>(), 1)
     }
 
-    /// From the heads back to the residual stream.
-    ///
-    /// # Shapes
-    /// `(B, H, n, D)` in, `(B, n, E)` out.
+    /// From the heads back to the residual stream: `(B, H, n, D)` in, `(B, n, E)` out.
     pub(super) fn output(&self, attended_bhnd: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
         self.output.forward(&attended_bhnd.transpose(1, 2).flatten(2, 3), tokens)
     }
@@ -181,7 +149,7 @@ impl Attention {
     /// `(B, n, heads · D)` to `(B, heads, n, D)`.
     fn heads(&self, x_bni: &Tensor, norm: Option<(QkNorm, &RmsNorm)>) -> Tensor {
         let size = x_bni.size();
-        let apart = |x_bni: &Tensor| x_bni.view([size[0], size[1], -1, self.head_dim]);
+        let apart = |x_bni: &Tensor| x_bni.view([size[0], size[1], -1, self.spec.head_dim as i64]);
         let x_bnhd = match norm {
             None => apart(x_bni),
             Some((QkNorm::PerHead, norm)) => norm.apply(&apart(x_bni)),
@@ -191,13 +159,13 @@ impl Attention {
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let norms = self.norms.iter().flat_map(|(_, norms)| norms).map(RmsNorm::tensor);
-        self.linears().flat_map(Linear::tensors).chain(norms).chain(self.sinks.as_ref().map(CopyableVector::tensor))
+        let norms = self.norms.iter().flatten().map(RmsNorm::tensor);
+        self.linears().flat_map(Linear::tensors).chain(norms).chain(self.sinks.as_ref().map(|vector| &vector.own))
     }
 
     /// The weights of its norms, its sinks and the biases of its linears, to be changed.
     pub(super) fn copyable_mut(&mut self) -> impl Iterator<Item = &mut CopyableVector> {
-        let norms = self.norms.iter_mut().flat_map(|(_, norms)| norms).map(|norm| &mut norm.weight_e);
+        let norms = self.norms.iter_mut().flatten().map(|norm| &mut norm.weight_e);
         let biases = self.inputs.iter_mut().chain([&mut self.output]).filter_map(|linear| linear.bias_o.as_mut());
         norms.chain(&mut self.sinks).chain(biases)
     }

@@ -1,6 +1,5 @@
-//! Layers over columns of fixed widths, without autograd: what a layer computes before and behind attention depends on its input and on
-//! positions alone, so that it is captured once, and launched as one for every column that follows. Attention itself, which chooses
-//! slots and writes logs, stays outside.
+//! Layers over columns of fixed widths, without autograd: what a layer computes before and behind attention depends on its input and on positions
+//! alone, so that it is captured once, and launched as one for every column that follows. Attention, which chooses slots, stays outside.
 
 use std::collections::BTreeMap;
 
@@ -106,8 +105,7 @@ enum Recorded {
 }
 
 impl CapturedLayers {
-    /// For columns of these shapes, sequences and tokens, all of which are captured where the device has graphs; `Err` says what libtorch
-    /// lacks for that.
+    /// For columns of these shapes, sequences and tokens, all captured where the device has graphs; `Err` says what libtorch lacks for that.
     pub fn new(device: Device, shapes: Vec<(usize, usize)>) -> Result<Self, Fault> {
         let recorder = if shapes.is_empty() { None } else { recorder(device)? };
         Ok(Self { recorder, shapes: shapes.into_iter().map(|shape| (shape, OfShape::default())).collect() })
@@ -145,10 +143,7 @@ impl<'a> ColumnLayers<'a> {
         Self { model, context, positions, captured: None }
     }
 
-    /// One decoder layer, with the numbers of [`Model::layer`].
-    ///
-    /// # Shapes
-    /// Those of [`Model::layer`].
+    /// One decoder layer, with the numbers and shapes of [`Model::layer`].
     pub fn layer(&mut self, idx: LayerIdx, hidden_bne: &Tensor, attend: &mut dyn Attend) -> Result<Tensor, Fault> {
         let (layer, context) = (self.model.decoder_layer(idx), self.context);
         // A gate sees what goes into attention, which is held nowhere; other numbers have not been tried in a graph.

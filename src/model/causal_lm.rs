@@ -10,19 +10,16 @@ use super::adapter::{self, Adapter};
 use super::all_weights::AllWeights;
 use super::attend::Attend;
 use super::config::ModelConfig;
-use super::copyable::CopyableVector;
 use super::decoder::DecoderLayer;
-use super::delta::LoraDelta;
 use super::embedding::Embedding;
 use super::gates::{self, GATE_TENSORS, Gates};
 use super::io_layers::BASE_WEIGHT;
-use super::linear::Linear;
+use super::linear::{Linear, LoraDelta, PissaInit};
 use super::names::{FINAL_NORM, OUTPUT_MODULE, layer_of};
-use super::norm::RmsNorm;
 use super::peft::PeftConfig;
-use super::pissa::PissaInit;
 use super::positions::{DropoutContext, Positions, TokenContext};
 use super::source::ModelSource;
+use super::vectors::{CopyableVector, RmsNorm};
 use super::waiting_layers::WaitingLayers;
 use super::weights::Weights;
 use crate::ops::frequencies::Frequencies;
@@ -175,8 +172,7 @@ impl Model {
         if let Trainable::AllWeights(all) = &self.trained { Some(all) } else { None }
     }
 
-    /// What is trained, by the names in files: PEFT's of an adapter, or those of all weights. The tensors are the leaves
-    /// themselves.
+    /// What is trained, by the names in files: PEFT's of an adapter, or those of all weights; the tensors are the leaves themselves.
     pub fn parameters(&self) -> Vec<(String, Tensor)> {
         match &self.trained {
             Trainable::Nothing => Vec::new(),
@@ -198,8 +194,7 @@ impl Model {
         of_deltas.into_iter().chain(of_copies).min().unwrap_or(self.layers.len())
     }
 
-    /// The parameters of some layers whose gradients are summed up outside of them: all weights, where they are in fewer bits than gradients
-    /// are summed in, or wait on the host; else none.
+    /// The parameters of some layers whose gradients are summed outside: all weights, where they have fewer bits than sums, or wait on the host.
     pub fn parameters_summed_apart(&self, layers: Range<usize>) -> Vec<(String, Tensor)> {
         let is_apart = self.waiting.is_some() || self.kind == Kind::BFloat16;
         self.all_weights().filter(|_| is_apart).map(|all| all.of_layers(layers)).unwrap_or_default()
@@ -223,8 +218,7 @@ impl Model {
         self
     }
 
-    /// Has the weights of some layers where the model computes, where they are not always; those of `next` come meanwhile, and those of
-    /// no others stay. Only such a layer can run.
+    /// Has the weights of some layers here, where they are not always: only these can run. Those of `next` come meanwhile, and no others stay.
     pub fn bring_layers(&self, layers: Range<usize>, next: Option<Range<usize>>) {
         if let Some(waiting) = &self.waiting {
             waiting.bring(layers, next);
@@ -322,18 +316,13 @@ impl Model {
         Bytes(self.all_weights().map_or_else(adapter, AllWeights::saved_bytes).0 + bytes(self.gates().collect()))
     }
 
-    /// Hidden states of tokens.
-    ///
-    /// # Shapes
-    /// `(B, n)` int64 in, `(B, n, E)` out.
+    /// Hidden states `(B, n, E)` of tokens `(B, n)`, int64.
     pub fn embed(&self, ids_bn: &Tensor) -> Tensor {
         self.embedding.embed(ids_bn)
     }
 
-    /// The backward of [`Self::embed`] over pieces of a sequence: ids, and the gradients of their hidden states.
-    ///
-    /// # Shapes
-    /// `(B, n)` int64 and `(B, n, E)` by piece; the gradients of the [`Self::embedding_parameters`] out.
+    /// The backward of [`Self::embed`] over pieces of a sequence, ids `(B, n)` and the gradients of their hidden states `(B, n, E)`: the gradients of
+    /// the [`Self::embedding_parameters`].
     pub fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Vec<Tensor> {
         self.embedding.embed_backward(pieces)
     }
@@ -344,19 +333,13 @@ impl Model {
         self.config.rotations().iter().map(|rope| rope.frequencies(lengths, self.kind, self.device)).collect()
     }
 
-    /// Tokens at their true positions, in sequences of these [`Self::frequencies`].
-    ///
-    /// # Shapes
-    /// `(B, n)`, or `(1, n)` or `(n)` where all sequences share their positions; int64.
+    /// Tokens at true positions, `(B, n)`, or `(1, n)` or `(n)` where all sequences share them, int64, with these [`Self::frequencies`].
     pub fn positions(&self, position_bn: Tensor, frequencies: &[Frequencies]) -> Positions {
         let rotations = frequencies.iter().map(|of| Rotation::at(&position_bn, of, self.kind)).collect();
         Positions { position_bn, rotations }
     }
 
-    /// One decoder layer with its part of the adapter.
-    ///
-    /// # Shapes
-    /// `hidden_bne (B, n, E)` in and out.
+    /// One decoder layer with its part of the adapter: `(B, n, E)` in and out.
     pub fn layer(
         &self,
         idx: LayerIdx,
@@ -374,18 +357,12 @@ impl Model {
         &self.layers[idx.0]
     }
 
-    /// The norm between the last layer and the output projection.
-    ///
-    /// # Shapes
-    /// `(…, E)` in and out.
+    /// The norm between the last layer and the output projection: `(…, E)` in and out.
     pub fn final_norm(&self, hidden: &Tensor) -> Tensor {
         self.final_norm.apply(hidden)
     }
 
-    /// The scores of all tokens of the vocabulary, or of a classifier's classes.
-    ///
-    /// # Shapes
-    /// `(…, E)` in, `(…, V)` or `(…, K)` out.
+    /// The scores `(…, V)` of all tokens of the vocabulary, or `(…, K)` of a classifier's classes, for normed hidden states.
     pub fn logits(&self, normed: &Tensor) -> Tensor {
         self.embedding.logits(normed)
     }

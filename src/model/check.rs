@@ -1,5 +1,4 @@
-//! Settings of an adapter that are refused: with which nothing can be trained, or which PEFT does not have, so that files that hold them
-//! would mean nothing there.
+//! Settings of an adapter that are refused: nothing can be trained with them, or PEFT does not have them, where files would mean nothing.
 
 use std::fmt::Display;
 
@@ -91,8 +90,7 @@ fn check_pissa(settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Faul
     pissa(targets.iter().any(is_narrow), "`uniform` where `r` is more than half of a target's inputs or outputs")
 }
 
-/// Refuses what a recipe names both as a target and to be saved whole. PEFT gives it no matrices, and an expression may mean more than gets
-/// some.
+/// Refuses what a recipe names both as a target and to be saved whole: PEFT gives it no matrices. An expression may mean more than gets some.
 pub(super) fn check_saved(settings: &PeftConfig) -> Result<(), Fault> {
     if !matches!(settings.target_modules, ModuleSet::Names(_)) {
         return Ok(());

@@ -44,8 +44,7 @@ pub struct ModelConfig {
     pub initializer_range: f64,
     /// The dtype the weights are said to be stored in.
     pub weight_kind: Option<Kind>,
-    /// Probabilities of dropout inside the model, by their keys, that it was made with, where they are not 0. Nothing is computed with
-    /// them: what is trained has a dropout of its own.
+    /// Probabilities of dropout that the model was made with, by their keys, where they are not 0. Nothing is computed with them.
     pub dropouts: Vec<(&'static str, f64)>,
     pub packed: PackedSizes,
 }
@@ -169,8 +168,7 @@ impl ModelConfig {
         self.rotations().iter().any(|rope| rope.depends_on_length())
     }
 
-    /// The length that a sequence of `so_far` tokens counts as for rotary embeddings, while it grows to `at_most`; see
-    /// [`RopeSpec::length_under_way`].
+    /// [`RopeSpec::length_under_way`] of all rotary embeddings.
     pub fn length_under_way(&self, so_far: usize, at_most: usize) -> usize {
         let under_way = |rope: &RopeSpec| rope.length_under_way(so_far, at_most);
         self.rotations().into_iter().map(under_way).min().unwrap_or(at_most)

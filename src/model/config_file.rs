@@ -80,8 +80,7 @@ fn family(fields: Fields<'_>) -> Result<&'static Family, Fault> {
     family.ok_or_else(|| unknown_name("model_type", found.as_deref(), &families::known()))
 }
 
-/// How many classes a model scores that was saved as a classifier of sequences. Transformers says so by the names of the classes, and
-/// leaves out two that have none.
+/// How many classes a classifier of sequences scores. Transformers says so by their names, and leaves out two that have none.
 fn num_classes(object: &Map<String, Value>) -> Result<Option<usize>, Fault> {
     let fields = Fields::new(object);
     let architectures = fields.get("architectures").and_then(Value::as_array);

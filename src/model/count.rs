@@ -1,16 +1,15 @@
-//! What of a model is trained, and how many parameters that is, by kind.
+//! What of a model is trained: by kind, with how many parameters that is, and by what linears do in a layer.
 
+use super::LayerSpec;
 use super::config::ModelConfig;
-use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::io_layers::{IoTensor, copied, io_tensors};
 use super::layout::{self, Role};
+use super::linear::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE, layer_of};
-use super::peft::PeftConfig;
-use super::projection::Projection;
 use super::spec::SINKS;
 use super::targets::{LoraTarget, peft_settings, targets};
 use crate::recipe::LoraRecipe;
-use crate::units::Fault;
+use crate::units::{Fault, named};
 
 /// What is trained of a model, in words, and how many parameters that is: all weights, or what a recipe of an adapter says.
 pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Vec<(&'static str, usize)>, Fault> {
@@ -74,22 +73,6 @@ pub fn sizes_of_weights(config: &ModelConfig) -> Vec<usize> {
     trained.map(|entry| entry.shape.iter().product()).collect()
 }
 
-/// How many parameters an adapter trains before the first layer.
-fn embedding_numbers(config: &ModelConfig, settings: &PeftConfig) -> usize {
-    let below = io_tensors(config, settings).into_iter().filter(|(part, _)| part.is_below_the_layers());
-    below.map(|(_, [rows, columns])| rows * columns).sum()
-}
-
-/// How many it trains behind the last layer.
-fn output_numbers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<usize, Fault> {
-    let has_final_norm = copied(config, settings)?.iter().any(|(name, _)| name == FINAL_NORM);
-    let of_norm = if has_final_norm { config.hidden_size } else { 0 };
-    let beside_output = targets.iter().filter(|target| target.linear.name == OUTPUT_MODULE);
-    let addition = beside_output.flat_map(|target| target.parts(settings)).map(|(_, shape)| shape.iter().product::<usize>());
-    let above = io_tensors(config, settings).into_iter().filter(|(part, _)| !part.is_below_the_layers());
-    Ok(of_norm + addition.sum::<usize>() + above.map(|(_, [rows, columns])| rows * columns).sum::<usize>())
-}
-
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrainedPart {
     /// Whether it is all weights; otherwise an adapter.
@@ -120,7 +103,15 @@ impl TrainedPart {
         };
         let settings = peft_settings(config, lora)?;
         let (targets, copied) = (targets(config, &settings)?, copied(config, &settings)?);
-        let embedding_numbers = embedding_numbers(config, &settings);
+        let numbers_of_io = |is_below: bool| {
+            let tensors = io_tensors(config, &settings).into_iter();
+            let meant = tensors.filter(|(part, _)| part.is_below_the_layers() == is_below);
+            meant.map(|(_, [rows, columns])| rows * columns).sum::<usize>()
+        };
+        let beside_output = targets.iter().filter(|target| target.linear.name == OUTPUT_MODULE);
+        let beside_output = beside_output.flat_map(|target| target.parts(&settings)).map(|(_, shape)| shape.iter().product());
+        let final_norm = copied.iter().filter(|(name, _)| name == FINAL_NORM).map(|(_, width)| *width);
+        let embedding_numbers = numbers_of_io(true);
         let linears = targets.iter().map(|target| &target.linear.name);
         let layers = linears.chain(copied.iter().map(|(name, _)| name)).filter_map(|name| layer_of(name));
         let first_layer = if embedding_numbers > 0 { 0 } else { layers.min().unwrap_or(config.num_layers()) };
@@ -131,7 +122,7 @@ impl TrainedPart {
             numbers: trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum(),
             first_layer,
             embedding_numbers,
-            output_numbers: output_numbers(config, &settings, &targets)?,
+            output_numbers: numbers_of_io(false) + beside_output.chain(final_norm).sum::<usize>(),
             has_dropout: lora.dropout > 0.0,
             has_magnitudes: lora.use_dora,
         })
@@ -140,5 +131,63 @@ impl TrainedPart {
     /// The lowest layer that a gradient passes, as [`Model::first_trained_layer`](super::Model::first_trained_layer).
     pub fn first_layer(&self) -> usize {
         self.first_layer
+    }
+}
+
+named! {
+    /// The linears of a layer by what they do in it, in the order in which they are computed, with the paths of their modules inside of it.
+    pub enum Projection {
+        Query = "self_attn.q_proj",
+        Key = "self_attn.k_proj",
+        Value = "self_attn.v_proj",
+        /// To all of these at once.
+        QueryKeyValue = "self_attn.qkv_proj",
+        /// From the heads back to the residual stream.
+        Output = "self_attn.o_proj",
+        Gate = "mlp.gate_proj",
+        /// To what the gate lets through.
+        Up = "mlp.up_proj",
+        GateUp = "mlp.gate_up_proj",
+        /// From the MLP back to the residual stream.
+        Down = "mlp.down_proj",
+    }
+}
+
+impl Projection {
+    pub fn is_of_attention_input(self) -> bool {
+        matches!(self, Self::Query | Self::Key | Self::Value | Self::QueryKeyValue)
+    }
+
+    /// The ends of the paths of what does the same in experts: of one, and of all side by side.
+    fn expert_names(self) -> Option<[&'static str; 3]> {
+        match self {
+            Self::Gate => Some(["gate_proj", "w1", "gate_up_proj"]),
+            Self::Up => Some(["up_proj", "w3", "gate_up_proj"]),
+            Self::Down => Some(["down_proj", "w2", "down_proj"]),
+            _ => None,
+        }
+    }
+
+    /// Whether a linear's path in its layer is that of this one, or of experts.
+    fn is_at(self, path: &str) -> bool {
+        let end = path.rsplit('.').next().unwrap_or_default();
+        path == self.name() || path.contains("experts.") && self.expert_names().is_some_and(|names| names.contains(&end))
+    }
+
+    /// `[out, in]` in a layer on a residual stream of width `hidden`; nothing where the layer has no such linear. Of experts, what a token
+    /// meets of them together.
+    pub fn shape(self, spec: &LayerSpec, hidden: usize) -> [usize; 2] {
+        if let (Some(_), true) = (spec.feed_forward.experts(), self.expert_names().is_some()) {
+            let wide = spec.feed_forward.intermediate_size();
+            return if self == Self::Down { [hidden, wide] } else { [wide, hidden] };
+        }
+        let linears = spec.linears(hidden);
+        linears.iter().find(|linear| linear.path == self.name()).map_or([0, 0], |linear| [linear.out, linear.inner])
+    }
+
+    /// The projections that are among some targets.
+    pub(super) fn among(targets: &[LoraTarget]) -> Vec<Self> {
+        let is_meant = |projection: &Self| targets.iter().any(|target| projection.is_at(&target.linear.spec.path));
+        Self::ALL.into_iter().filter(is_meant).collect()
     }
 }

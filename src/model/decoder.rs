@@ -5,15 +5,12 @@ use tch::Tensor;
 use super::attend::Attend;
 use super::attention::Attention;
 use super::config::ModelConfig;
-use super::copyable::CopyableVector;
-use super::delta::LoraDelta;
-use super::experts::Experts;
-use super::linear::Linear;
-use super::mlp::Mlp;
+use super::feed_forward::{Experts, Mlp};
+use super::linear::{Linear, LoraDelta};
 use super::names::layer_tensor;
-use super::norm::{RmsNorm, scaled};
 use super::positions::TokenContext;
 use super::spec::{FeedForwardSpec, LayerNorms};
+use super::vectors::{CopyableVector, RmsNorm, scaled};
 use super::weights::Weights;
 use crate::ops::rope::Rotation;
 use crate::units::{Fault, LayerIdx};
@@ -85,7 +82,6 @@ impl DecoderLayer {
         })
     }
 
-    /// # Shapes
     /// `(B, n, E)` in and out.
     pub(super) fn forward(
         &self,
@@ -104,18 +100,13 @@ impl DecoderLayer {
         self.after_attention(hidden_bne, attended_bhnd, tokens, attend)
     }
 
-    /// What queries, keys and values are made of.
-    ///
-    /// # Shapes
-    /// `(B, n, E)` in and out.
+    /// What queries, keys and values are made of: `(B, n, E)` in and out.
     pub(super) fn attention_input(&self, hidden_bne: &Tensor) -> Tensor {
         normed(self.norms.before_attention.as_ref(), hidden_bne)
     }
 
-    /// What follows attention: the layer's output. What was attended is gone, but for what autograd keeps, before the MLP.
-    ///
-    /// # Shapes
-    /// The layer's input `(B, n, E)` and what was attended `(B, H, n, D)` in, `(B, n, E)` out.
+    /// What follows attention: the layer's output. What was attended is gone, but for what autograd keeps, before the MLP. The layer's input
+    /// `(B, n, E)` and what was attended `(B, H, n, D)` in, `(B, n, E)` out.
     pub(super) fn after_attention(
         &self,
         hidden_bne: &Tensor,

@@ -3,16 +3,15 @@
 use tch::{Tensor, no_grad};
 
 use super::config::ModelConfig;
-use super::delta::LoraDelta;
 use super::io_layers::{EmbeddingAdapter, IoTensor};
-use super::linear::Linear;
+use super::linear::{Linear, LoraDelta};
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, peft_tensor};
-use super::norm::scaled;
 use super::positions::{DropoutContext, TokenContext};
+use super::vectors::scaled;
 use super::weights::Weights;
 use crate::ops::attention::zero_sum_of;
 use crate::ops::linear::{Weight, linear};
-use crate::ops::soft_cap::soft_cap;
+use crate::ops::pointwise::soft_cap;
 use crate::units::Fault;
 
 #[derive(Debug)]
@@ -38,7 +37,7 @@ impl Embedding {
         let has_output = !config.tie_word_embeddings && !config.has_score;
         let score_ke = if config.has_score { Some(weights.load(SCORE)?) } else { None };
         let (input, divisor) = (weights.load_weight(EMBEDDING)?, config.logits_divisor);
-        let output = Linear::output(if has_output { weights.load_weight(OUTPUT)? } else { input.shallow_clone() });
+        let output = Linear::output(if has_output { weights.load_weight(OUTPUT)? } else { input.map(Tensor::shallow_clone) });
         // As the published models were run: a factor in the dtype of what it multiplies.
         let scale = Tensor::from(config.embedding_scale).to_kind(input.kind()).double_value(&[]);
         Ok(Self {
@@ -53,7 +52,6 @@ impl Embedding {
         })
     }
 
-    /// # Shapes
     /// `(B, n)` int64 in, `(B, n, E)` out.
     pub(super) fn embed(&self, ids_bn: &Tensor) -> Tensor {
         let kind = self.input.kind();
@@ -65,12 +63,7 @@ impl Embedding {
         scaled(embedded, self.scale)
     }
 
-    /// The backward of [`Self::embed`] over pieces of a sequence: ids, and the gradients of what they were turned into. The gradients are of
-    /// the embedding, where that is trained itself, or of what an adapter trains of it, in its order; in the kind in which gradients are
-    /// summed.
-    ///
-    /// # Shapes
-    /// `(B, n)` int64 and `(B, n, E)` by piece.
+    /// Computes [`Model::embed_backward`](super::Model::embed_backward): the gradients are in the kind in which they are summed.
     pub(super) fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Vec<Tensor> {
         let flat =
             |(ids_bn, gradient_bne): (Tensor, Tensor)| (ids_bn.flatten(0, 1), scaled(gradient_bne.flatten(0, 1), self.scale));
@@ -139,10 +132,7 @@ impl Embedding {
         self.score_ke.is_some() || self.trained.get(IoTensor::Score).is_some()
     }
 
-    /// The scores of the vocabulary, or of classes where there are some.
-    ///
-    /// # Shapes
-    /// `(…, E)` in, `(…, V)` or `(…, K)` out.
+    /// The scores of the vocabulary, or of classes where there are some: `(…, E)` in, `(…, V)` or `(…, K)` out.
     pub(super) fn logits(&self, normed: &Tensor) -> Tensor {
         let kind = normed.kind();
         if let Some(score_ke) = self.trained.get(IoTensor::Score).or(self.score_ke.as_ref()) {

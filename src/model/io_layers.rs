@@ -79,8 +79,7 @@ pub(super) fn io_tensors(config: &ModelConfig, settings: &PeftConfig) -> Vec<(Io
     all.into_iter().filter(|(.., is_trained)| *is_trained).map(|(part, shape, _)| (part, shape)).collect()
 }
 
-/// What else is trained as a copy, by the names of tensors in the model, with their widths: norms, attention sinks, and the biases of linears
-/// that are no targets.
+/// Copies of what else is trained, by names in the model, with widths: norms, attention sinks, and biases of linears that are no targets.
 pub(super) fn copied(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<(String, usize)>, Fault> {
     let mut all: Vec<_> = copyable(config).filter(|(name, _)| settings.saves(name.trim_end_matches(".weight"))).collect();
     if settings.bias == TrainedBias::All {
@@ -185,27 +184,18 @@ impl EmbeddingAdapter {
         Self { tensors: self.tensors.iter().map(leaf).collect(), copies, bases, ..*self }
     }
 
-    /// What is trained in place of the embedding: what tokens become.
-    ///
-    /// # Shapes
-    /// `(…)` int64 in, `(…, E)` out, in the dtype that it is kept in.
+    /// What is trained in place of the embedding: what tokens become. `(…)` int64 in, `(…, E)` out, in the dtype that it is kept in.
     pub(super) fn embed(&self, ids: &Tensor) -> Option<Tensor> {
         Some(rows(self.get(IoTensor::Embedding)?, ids))
     }
 
-    /// What is added to that.
-    ///
-    /// # Shapes
-    /// As of [`Self::embed`].
+    /// What is added to that, likewise.
     pub(super) fn addition(&self, ids: &Tensor) -> Option<Tensor> {
         let (a_rv, b_er) = self.low_rank()?;
         Some(rows(&a_rv.transpose(0, 1), ids).matmul(&b_er.transpose(0, 1)) * self.scale)
     }
 
-    /// The embedding with that in it.
-    ///
-    /// # Shapes
-    /// `(V, E)` in and out.
+    /// The embedding with that in it: `(V, E)` in and out.
     pub(super) fn added_to(&self, base_ve: &Tensor) -> Tensor {
         let Some((a_rv, b_er)) = self.low_rank() else { return base_ve.shallow_clone() };
         base_ve + b_er.matmul(a_rv).transpose(0, 1).to_kind(base_ve.kind()) * self.scale
@@ -215,10 +205,7 @@ impl EmbeddingAdapter {
         Some((self.get(IoTensor::LowRankA)?, self.get(IoTensor::LowRankB)?))
     }
 
-    /// The gradients of [`Self::of_embedding`], in its order, from those of what tokens became.
-    ///
-    /// # Shapes
-    /// `(n)` int64 and `(n, E)` by piece.
+    /// The gradients of [`Self::of_embedding`], in its order, from those of what tokens became: `(n)` int64 and `(n, E)` by piece.
     pub(super) fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Vec<Tensor> {
         let mut gradients: BTreeMap<IoTensor, Tensor> = BTreeMap::new();
         for (part, tensor) in self.tensors.iter().filter(|(part, _)| part.is_below_the_layers()) {

@@ -1,14 +1,13 @@
-//! A linear of a layer: its weight, and what is trained beside it.
+//! A linear of a layer: its weight, what is trained beside it, and how that begins where it is a part of the weight.
 
-use tch::{Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
-use super::copyable::CopyableVector;
-use super::delta::LoraDelta;
 use super::names::{OUTPUT_MODULE, layer_tensor};
-use super::pissa::PissaInit;
 use super::positions::TokenContext;
 use super::spec::LinearSpec;
+use super::vectors::CopyableVector;
 use super::weights::Weights;
+use crate::ops::dropout::{DropoutStream, dropout};
 use crate::ops::linear::{LowRank, Weight, linear, row_norms};
 use crate::units::{Fault, LayerIdx};
 
@@ -54,10 +53,7 @@ impl Linear {
     }
 
     /// What some of the input's channels come to, from `start` on, without bias and dropout. `weight_oi` is [`Self::weight`], and
-    /// `factor_o` is [`Self::row_factor`].
-    ///
-    /// # Shapes
-    /// `(…, k)` in, `(…, out)` out.
+    /// `factor_o` is [`Self::row_factor`]. `(…, k)` in, `(…, out)` out.
     pub(super) fn forward_part(&self, x: &Tensor, start: i64, weight_oi: &Tensor, factor_o: Option<&Tensor>) -> Tensor {
         let part = |matrix: &Tensor| matrix.narrow(1, start, x.size().last().copied().unwrap_or(0)).transpose(0, 1);
         let own = x.matmul(&part(weight_oi));
@@ -70,13 +66,10 @@ impl Linear {
     /// What the rows of weight and addition are multiplied by, where their lengths are trained.
     pub(super) fn row_factor(&self) -> Option<Tensor> {
         let lora = self.delta.as_ref()?;
-        Some(lora.magnitude_o.as_ref()? / self.row_norms(lora))
+        Some(lora.magnitude_o.as_ref()? / row_norms(&self.weight, lora.low_rank(None)))
     }
 
-    /// Where the weight is frozen, autograd keeps no `x` for it.
-    ///
-    /// # Shapes
-    /// `(B, n, in)` in, `(B, n, out)` out.
+    /// Where the weight is frozen, autograd keeps no `x` for it: `(B, n, in)` in, `(B, n, out)` out.
     pub(super) fn forward(&self, x_bni: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
         let own_o = self.bias_o.as_ref().map(CopyableVector::current);
         let Some(lora) = &self.delta else { return linear(x_bni, &self.weight, own_o.as_ref(), None) };
@@ -99,23 +92,14 @@ impl Linear {
         }
     }
 
-    /// The lengths of the rows of weight and addition together: a constant in the backward pass, as `DoRA` has it.
-    fn row_norms(&self, lora: &LoraDelta) -> Tensor {
-        row_norms(&self.weight, lora.low_rank(None))
-    }
-
-    /// Computes as [`Self::forward`] without dropout, with matrices of low rank that lie elsewhere, or else its own.
-    ///
-    /// # Shapes
-    /// `(N, in)` in, `(N, out)` out.
+    /// Computes as [`Self::forward`] without dropout, with matrices of low rank that lie elsewhere, or else its own: `(N, in)` in, `(N, out)` out.
     pub(super) fn forward_added(&self, x_ni: &Tensor, elsewhere: Option<LowRank<'_>>) -> Tensor {
         let own = || self.delta.as_ref().map(|lora| lora.low_rank(None));
         let bias_o = self.bias_o.as_ref().map(CopyableVector::current);
         linear(x_ni, &self.weight, bias_o.as_ref(), elsewhere.or_else(own))
     }
 
-    /// Sets how the adapter beside it has begun: the weight lacks that part from now on, and has again what it lacked before, but for
-    /// rounding.
+    /// Sets how the adapter beside it has begun: from now on the weight lacks that part, and no longer what it lacked, but for rounding.
     pub(super) fn set_pissa(&mut self, pissa: Option<PissaInit>) {
         let Some(lora) = &mut self.delta else { return };
         let is_same = match (&lora.pissa, &pissa) {
@@ -153,10 +137,10 @@ impl Linear {
     pub(super) fn init_delta(&self) {
         let Some(lora) = &self.delta else { return };
         if let Some(magnitude_o) = &lora.magnitude_o {
-            no_grad(|| magnitude_o.shallow_clone().copy_(&self.row_norms(lora)));
+            no_grad(|| magnitude_o.shallow_clone().copy_(&row_norms(&self.weight, lora.low_rank(None))));
         }
-        if let Some((leaf, own)) = lora.base_bias_o.as_ref().zip(self.bias_o.as_ref()) {
-            no_grad(|| leaf.shallow_clone().copy_(own.tensor()));
+        if let Some((leaf, vector)) = lora.base_bias_o.as_ref().zip(self.bias_o.as_ref()) {
+            no_grad(|| leaf.shallow_clone().copy_(&vector.own));
         }
     }
 
@@ -176,7 +160,146 @@ impl Linear {
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.weight.tensors().iter().chain(self.bias_o.iter().map(CopyableVector::tensor))
+        self.weight.tensors().iter().chain(self.bias_o.iter().map(|vector| &vector.own))
+    }
+}
+
+/// Low-rank adaptation (Hu et al. 2021, arXiv 2106.09685): `scale · B A x`. The matrices are leaves that require a gradient, and kept in f32
+/// (in f64 for an f64 model), as small updates would be rounded away in 16 bits.
+#[derive(Debug)]
+pub(super) struct LoraDelta {
+    pub(super) a_ri: Tensor,
+    pub(super) b_or: Tensor,
+    /// `(out)`, added to what B makes.
+    pub(super) b_bias_o: Option<Tensor>,
+    /// `(out)`, the lengths of the rows of weight and addition together (`DoRA`, Liu et al. 2024, arXiv 2402.09353).
+    pub(super) magnitude_o: Option<Tensor>,
+    /// `(out)`, the linear's bias where it is trained.
+    pub(super) base_bias_o: Option<Tensor>,
+    /// How both matrices began, if as a part of the weight.
+    pub(super) pissa: Option<PissaInit>,
+    /// With rsLoRA and with patterns every linear may have another one.
+    pub(super) scale: f64,
+    /// The probability with which an input of `A` is dropped in training.
+    pub(super) dropout: f64,
+    /// What of the dropout mask depends on where the linear is; seed and step come with each use.
+    pub(super) layer: u64,
+    pub(super) module: u64,
+}
+
+/// The end of the name of A in PEFT's files.
+pub(super) const A: &str = "lora_A.weight";
+pub(super) const B: &str = "lora_B.weight";
+pub(super) const B_BIAS: &str = "lora_B.bias";
+/// That of the lengths of rows.
+pub(super) const MAGNITUDE: &str = "lora_magnitude_vector";
+/// That of the linear's own bias.
+pub(super) const BASE_BIAS: &str = "base_layer.bias";
+
+impl LoraDelta {
+    /// The trained tensors, by the ends of their names in PEFT's files.
+    pub(super) fn parameters(&self) -> Vec<(&'static str, &Tensor)> {
+        let optional = [(B_BIAS, &self.b_bias_o), (MAGNITUDE, &self.magnitude_o), (BASE_BIAS, &self.base_bias_o)];
+        let optional = optional.into_iter().filter_map(|(part, tensor)| Some((part, tensor.as_ref()?)));
+        [(A, &self.a_ri), (B, &self.b_or)].into_iter().chain(optional).collect()
+    }
+
+    /// A delta with other tensors, which become leaves.
+    pub(super) fn map(&self, tensor: impl Fn(&Tensor) -> Tensor) -> Self {
+        let leaf = |of: &Tensor| tensor(of).set_requires_grad(true);
+        Self {
+            a_ri: leaf(&self.a_ri),
+            b_or: leaf(&self.b_or),
+            b_bias_o: self.b_bias_o.as_ref().map(leaf),
+            magnitude_o: self.magnitude_o.as_ref().map(leaf),
+            base_bias_o: self.base_bias_o.as_ref().map(leaf),
+            pissa: self.pissa.clone(),
+            ..*self
+        }
+    }
+
+    /// Plain LoRA of each of the experts whose matrices lie side by side in these: A `(X·r, in)`, expert by expert, and B `(out, r·X)`, whose
+    /// columns of one expert are X apart, as PEFT keeps them.
+    pub(super) fn by_expert(&self, num_experts: usize) -> Vec<Self> {
+        let (experts, inner, out) = (num_experts as i64, self.a_ri.size()[1], self.b_or.size()[0]);
+        let a = self.a_ri.view([experts, -1, inner]).unbind(0);
+        // Products want each expert's columns side by side.
+        let b = self.b_or.view([out, -1, experts]).permute([2, 0, 1]).contiguous().unbind(0);
+        a.into_iter().zip(b).map(|(a_ri, b_or)| self.plain(a_ri, b_or)).collect()
+    }
+
+    /// With the rows `start .. start + len` of B alone.
+    pub(super) fn rows(&self, start: i64, len: i64) -> Self {
+        self.plain(self.a_ri.shallow_clone(), self.b_or.narrow(0, start, len))
+    }
+
+    /// Plain LoRA of other matrices at the same scale.
+    fn plain(&self, a_ri: Tensor, b_or: Tensor) -> Self {
+        Self { a_ri, b_or, b_bias_o: None, magnitude_o: None, base_bias_o: None, pissa: None, ..*self }
+    }
+
+    /// The input of `A` where dropout makes it another than the linear's: `(B, n, in)` in and out.
+    pub(super) fn dropped(&self, x_bni: &Tensor, tokens: &TokenContext<'_>) -> Option<Tensor> {
+        let key = tokens.dropout.dropout.filter(|_| self.dropout > 0.0)?;
+        let stream = DropoutStream { seed: key.seed, step: key.step, layer: self.layer, module: self.module };
+        Some(dropout(x_bni, self.dropout, stream, tokens.dropout.samples, tokens.position_bn))
+    }
+
+    /// What is added to every output of the linear, whose own bias is `frozen_o`, in the dtype in which it computes: `(out)` in and out.
+    pub(super) fn bias(&self, frozen_o: Option<&Tensor>, kind: Kind) -> Option<Tensor> {
+        let own = self.base_bias_o.as_ref().or(frozen_o).map(|bias_o| bias_o.to_kind(kind));
+        let Some(b_bias_o) = &self.b_bias_o else { return own };
+        let added = (b_bias_o * self.scale).to_kind(kind);
+        Some(own.map_or_else(|| added.shallow_clone(), |own| own + &added))
+    }
+
+    pub(super) fn low_rank<'a>(&'a self, x_bni: Option<&'a Tensor>) -> LowRank<'a> {
+        LowRank { a_ri: &self.a_ri, b_or: &self.b_or, scale: self.scale, x_bni }
+    }
+}
+
+/// How an adapter began that is at first the largest part of each weight (`PiSSA`, Meng et al. 2024, arXiv 2404.02948): its matrices, on the host.
+/// The weight lacks their product, so that both together are the model's own.
+#[derive(Debug)]
+pub(super) struct PissaInit {
+    pub(super) a_ri: Tensor,
+    pub(super) b_or: Tensor,
+}
+
+impl PissaInit {
+    /// The `r` largest singular values of a weight with their vectors, shared evenly between both matrices, as PEFT has them:
+    /// `scale · B A` is the nearest to the weight of all matrices of rank r. A weight that is not finite has none, and gets what is not
+    /// finite either: the first step says so. `(out, in)` in, of f32 or f64.
+    pub(super) fn of(weight_oi: &Tensor, r: i64, scale: f64) -> Self {
+        let parts = weight_oi.f_svd(true, true).map(|(u_ok, s_k, v_ik)| {
+            let root_r = (s_k.narrow(0, 0, r) / scale).sqrt();
+            (v_ik.narrow(1, 0, r).transpose(0, 1) * root_r.unsqueeze(1), u_ok.narrow(1, 0, r) * root_r)
+        });
+        let [out, inner] = [0, 1].map(|dim| weight_oi.size()[dim]);
+        let none = |shape: [i64; 2]| weight_oi.new_full(shape, f64::NAN, (weight_oi.kind(), weight_oi.device()));
+        let (a_ri, b_or) = parts.unwrap_or_else(|_| (none([r, inner]), none([out, r])));
+        Self { a_ri: a_ri.contiguous().to_device(Device::Cpu), b_or: b_or.contiguous().to_device(Device::Cpu) }
+    }
+
+    /// `B A` on a device: `(out, in)` out.
+    pub(super) fn product(&self, device: Device) -> Tensor {
+        self.b_or.to_device(device).matmul(&self.a_ri.to_device(device))
+    }
+
+    /// Where a saved adapter began: its matrices hold that behind what was trained (`[A; A₀]`, `[B, −B₀]`). `(2r, in)` and `(out, 2r)` in.
+    pub(super) fn of_saved(a_ri: &Tensor, b_or: &Tensor) -> Self {
+        let r = b_or.size()[1] / 2;
+        Self { a_ri: a_ri.narrow(0, r, r).contiguous(), b_or: -b_or.narrow(1, r, r).contiguous() }
+    }
+
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.a_ri.equal(&other.a_ri) && self.b_or.equal(&other.b_or)
+    }
+}
+
+impl Clone for PissaInit {
+    fn clone(&self) -> Self {
+        Self { a_ri: self.a_ri.shallow_clone(), b_or: self.b_or.shallow_clone() }
     }
 }
 

@@ -23,17 +23,18 @@ impl Model {
 
     pub(super) fn open(source: ModelSource<'_>, kind: Kind, at: ModelPlacement) -> Result<(ModelConfig, Weights), Fault> {
         let config = source.config()?;
-        let weights = match GgufFile::of_model(source.dir)? {
-            Some(file) => Weights::of(WeightSource::Gguf(GgufWeights::new(file, config.clone())), kind, at),
+        let mut weights = match GgufFile::of_model(source.dir)? {
+            _ if source.is_drawn => drawn(&config, kind, at),
+            Some(file) => Weights::of(WeightSource::Gguf(GgufWeights { file, config: config.clone() }), kind, at),
             None => Weights::open(source.dir, &source.object()?, kind, at)?,
         };
-        let mut weights = weights.quantised_to(source.quantize);
+        weights.quantize = source.quantize;
         weights.leave_layers(config.num_layers(), config.further_layers);
         weights.check(&layout::entries(&config), config.tie_word_embeddings)?;
         Ok((config, weights))
     }
 
-    /// Reads a model from a directory in Hugging Face's layout, converting its weights to `dtype`.
+    /// Reads a model from a directory in Hugging Face's layout, converting its weights to `dtype`, or draws these.
     pub fn load<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, Fault> {
         let (config, weights) = Self::open(source.into(), kind_of(dtype), at.into())?;
         Self::build(config, &weights)
@@ -47,7 +48,7 @@ impl Model {
     ) -> Result<Self, Fault> {
         let source = source.into();
         let (config, weights) = Self::open(source, kind_of(dtype), at.into())?;
-        if !config.packed.forms.is_empty() {
+        if !config.packed.forms.is_empty() && !source.is_drawn {
             let dir = abridged(source.dir.display());
             let message = format!("the weights in `{dir}` are packed in few bits, and can not be trained");
             let hint = "train an adapter beside them with `kvtune finetune-lora`, or take the model in 16 bits";
@@ -64,35 +65,15 @@ impl Model {
         Self::build(config, &weights)
     }
 
-    /// A model from the `config.json` of a directory alone: its weights are drawn on the device, by libtorch's generator.
-    pub fn drawn<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, Fault> {
-        let source = source.into();
-        let config = source.config()?;
-        let weights = Self::draw_weights(&config, dtype, at.into()).quantised_to(source.quantize);
-        Self::build(config, &weights)
-    }
-
     /// A model whose weights libtorch's generator draws on the device; nothing of it is on a disk.
     pub fn drawn_of(config: ModelConfig, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, Fault> {
-        let weights = Self::draw_weights(&config, dtype, at.into());
+        let weights = drawn(&config, kind_of(dtype), at.into());
         Self::build(config, &weights)
     }
+}
 
-    /// A drawn model with every weight a parameter that is trained.
-    pub fn drawn_to_train<'a>(
-        source: impl Into<ModelSource<'a>>,
-        dtype: Dtype,
-        at: impl Into<ModelPlacement>,
-    ) -> Result<Self, Fault> {
-        let source = source.into();
-        let config = source.config()?;
-        let weights = Self::draw_weights(&config, dtype, at.into());
-        Self::build_to_train(source, config, &weights)
-    }
-
-    fn draw_weights(config: &ModelConfig, dtype: Dtype, at: ModelPlacement) -> Weights {
-        Weights::of(WeightSource::Drawn(layout::entries(config), config.initializer_range), kind_of(dtype), at)
-    }
+fn drawn(config: &ModelConfig, kind: Kind, at: ModelPlacement) -> Weights {
+    Weights::of(WeightSource::Drawn(layout::entries(config), config.initializer_range), kind, at)
 }
 
 /// The dtype by libtorch's name.

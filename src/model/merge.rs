@@ -5,22 +5,24 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use tch::{Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
-use super::ModelConfig;
 use super::adapter::Adapter;
 use super::all_weights::COMPANIONS;
-use super::delta::{LoraDelta, master_kind};
-use super::families::unwrapped;
+use super::causal_lm::Model;
+use super::config::ModelConfig;
+use super::families::{own_name, unwrapped};
 use super::io_layers::{EmbeddingAdapter, IoTensor};
-use super::merged_weights::{MergedWeights, Shard};
+use super::layout::{self, TensorEntry};
+use super::linear::LoraDelta;
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, layer_tensor};
 use super::quantised::QUANTISATION;
 use super::source::ModelSource;
 use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
-use super::weights::INDEX;
-use crate::files::{self, FileKind, GgufDtype, TensorHead};
-use crate::store::{pt_metadata, raw_tensors};
+use super::weights::{INDEX, MODEL_TENSORS, Weights};
+use crate::files::{self, Dtype, FileKind, GgufDtype, TensorFile, TensorHead};
+use crate::ops::attention::accumulation_kind;
+use crate::store::{load_tensor, pt_metadata, raw_tensors};
 use crate::units::{Bytes, Fault, FaultKind, quoted};
 
 /// What a model that sees has beside [`COMPANIONS`].
@@ -30,7 +32,11 @@ const OF_WRAPPERS: [&str; 3] = ["preprocessor_config.json", "processor_config.js
 #[derive(Debug)]
 pub struct MergedModel {
     dir: PathBuf,
-    weights: MergedWeights,
+    weights: Weights,
+    /// The tensors of packed weights, which are written unpacked in f32.
+    unpacked: Option<Vec<TensorHead>>,
+    /// Whether the files have the names of a language model inside another one.
+    is_inner: bool,
     /// In place of the base's, where that would mean another model.
     config: Option<Map<String, Value>>,
     /// What is trained beside linears, by their names; where the file has the linears of all experts in one tensor, by the name of that.
@@ -39,12 +45,19 @@ pub struct MergedModel {
     saved: BTreeMap<String, Tensor>,
 }
 
+struct Shard<'a> {
+    name: String,
+    /// Where its tensors lie as they are; `None` where they are unpacked.
+    file: Option<&'a TensorFile>,
+    heads: Vec<TensorHead>,
+}
+
 impl MergedModel {
     /// Opens a model to add `adapter` into it. What it has trained in full takes the place of the model's own, or comes on top.
     pub fn open<'a>(source: impl Into<ModelSource<'a>>, adapter: Option<Adapter>) -> Result<Self, Fault> {
         let source = source.into();
-        let ((config, weights), mut object) = (MergedWeights::open(source)?, source.object()?);
-        let is_packed = weights.unpacked.is_some();
+        let ((config, weights), mut object) = (Model::open(source, Kind::Float, Device::Cpu.into())?, source.object()?);
+        let is_packed = weights.gguf().is_some() || !config.packed.forms.is_empty();
         if is_packed {
             // What is unpacked is the language model alone, where it was inside another one.
             object = unwrapped(&object).into_owned();
@@ -55,7 +68,17 @@ impl MergedModel {
         let (deltas, embedding) = adapter.map(|adapter| (adapter.deltas, adapter.embedding)).unwrap_or_default();
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
         let output = deltas.remove(OUTPUT_MODULE);
-        let mut saved = merged_io_layers(&config, &embedding, output.as_ref(), |name| weights.stored(name))?;
+        let head = |entry: TensorEntry| TensorHead { name: entry.name, dtype: Dtype::F32, shape: entry.shape };
+        let mut merged = Self {
+            dir: source.dir.to_owned(),
+            weights,
+            unpacked: is_packed.then(|| layout::entries(&config).into_iter().map(head).collect()),
+            is_inner: config.is_inner && !is_packed,
+            config: None,
+            deltas: BTreeMap::new(),
+            saved: BTreeMap::new(),
+        };
+        let mut saved = merged_io_layers(&config, &embedding, output.as_ref(), |name| merged.stored(name))?;
         saved.extend(embedding.copies.iter().map(|(name, leaf)| (name.clone(), leaf.detach())));
         let changes_config = change_config(&mut object, &config, &saved)? || is_packed;
         for linear in config.linears().iter().filter(|linear| !linear.spec.has_bias) {
@@ -64,13 +87,9 @@ impl MergedModel {
             }
         }
         add_experts(&mut deltas, &config);
-        Ok(Self {
-            dir: source.dir.to_owned(),
-            weights,
-            config: (changes_config || source.rope_scaling.is_some()).then_some(object),
-            deltas,
-            saved,
-        })
+        merged.config = (changes_config || source.rope_scaling.is_some()).then_some(object);
+        (merged.deltas, merged.saved) = (deltas, saved);
+        Ok(merged)
     }
 
     /// The same classifier, whose classes other programs show by these names.
@@ -125,8 +144,7 @@ impl MergedModel {
         template: Option<&str>,
         should_continue: &dyn Fn() -> bool,
     ) -> Result<(), Fault> {
-        let weights = &self.weights.weights;
-        let Some((gguf, heads)) = weights.gguf().zip(self.weights.unpacked.as_ref()) else {
+        let Some((gguf, heads)) = self.weights.gguf().zip(self.unpacked.as_ref()) else {
             return Err(Fault::defect(format!("`{}` is no GGUF file", self.dir.display())));
         };
         if self.saved.contains_key(SCORE) {
@@ -138,21 +156,21 @@ impl MergedModel {
             if !should_continue() {
                 return Err(stopped());
             }
-            let load = || weights.load(name);
+            let load = || self.weights.load(name);
             let merged = || no_grad(|| self.merged(name, load))?.map_or_else(load, Ok);
             self.saved.get(name).map_or_else(merged, |saved| Ok(saved.shallow_clone()))
         })
     }
 
-    /// The files of the base, under names that count them, and their tensors; what it has no place for goes into the last.
+    /// What is written: the files of the base; what it has no place for goes into the last.
     fn shards(&self) -> Result<Vec<Shard<'_>>, Fault> {
         // A classifier has no output projection.
         let is_classifier = self.saved.contains_key(SCORE);
-        let is_left = |head: &TensorHead| !is_classifier || self.weights.own(&head.name).as_deref() != Some(OUTPUT);
-        let mut shards = self.weights.shards(is_left)?;
+        let is_left = |head: &TensorHead| !is_classifier || own_name(&head.name, self.is_inner).as_deref() != Some(OUTPUT);
+        let mut shards = self.shards_of_base(is_left)?;
         let mut new: BTreeMap<&str, &Tensor> = self.saved.iter().map(|(name, tensor)| (&**name, tensor)).collect();
         for head in shards.iter().flat_map(|shard| &shard.heads) {
-            if let Some(saved) = self.weights.own(&head.name).as_deref().and_then(|own| new.remove(own)) {
+            if let Some(saved) = own_name(&head.name, self.is_inner).as_deref().and_then(|own| new.remove(own)) {
                 let found: Vec<usize> = saved.size().into_iter().map(|size| size as usize).collect();
                 if found != head.shape {
                     let reason = format!("expected the shape {:?} of `{}`, found {found:?}", head.shape, self.dir.display());
@@ -168,13 +186,50 @@ impl MergedModel {
         Ok(shards)
     }
 
+    /// A tensor by its name in the model.
+    fn stored(&self, name: &str) -> Result<Option<Tensor>, Fault> {
+        match (&self.unpacked, self.weights.files()) {
+            (None, Some(files)) => files.raw(name),
+            (heads, _) => {
+                let is_there = heads.iter().flatten().any(|head| head.name == name);
+                is_there.then(|| self.weights.load(name)).transpose()
+            }
+        }
+    }
+
+    /// The files of the base, under names that count them, with their tensors.
+    fn shards_of_base(&self, is_left: impl Fn(&TensorHead) -> bool) -> Result<Vec<Shard<'_>>, Fault> {
+        if let Some(heads) = &self.unpacked {
+            let heads = heads.iter().filter(|head| is_left(head)).cloned().collect();
+            return Ok(vec![Shard { name: MODEL_TENSORS.to_owned(), file: None, heads }]);
+        }
+        let files = self.weights.files().map_or(&[][..], |files| &files.opened);
+        let head = |file: &TensorFile, name: String| {
+            let view = file.get(&name)?;
+            Ok(TensorHead { dtype: view.dtype, shape: view.shape.to_vec(), name })
+        };
+        let shard = |file| {
+            let mut heads =
+                TensorFile::names(file).into_iter().map(|name| head(file, name)).collect::<Result<Vec<_>, Fault>>()?;
+            heads.retain(&is_left);
+            Ok(Shard { name: MODEL_TENSORS.to_owned(), file: Some(file), heads })
+        };
+        let mut shards = files.iter().map(shard).collect::<Result<Vec<_>, Fault>>()?;
+        shards.retain(|shard| !shard.heads.is_empty());
+        let count = shards.len();
+        for (index, shard) in shards.iter_mut().enumerate().filter(|_| count > 1) {
+            shard.name = format!("model-{:05}-of-{count:05}.safetensors", index + 1);
+        }
+        Ok(shards)
+    }
+
     /// A tensor's bytes: those of the file where nothing is added.
     fn bytes<'a>(&self, shard: &Shard<'a>, head: &TensorHead) -> Result<Cow<'a, [u8]>, Fault> {
-        let own = self.weights.own(&head.name).unwrap_or_default();
-        let load = || self.weights.load(shard, &head.name);
+        let own = own_name(&head.name, self.is_inner).unwrap_or_default();
+        let load = || shard.file.map_or_else(|| self.weights.load(&head.name), |file| load_tensor(file, &head.name));
         let tensor = match (self.saved.get(&own), shard.file) {
             (Some(saved), _) => {
-                let stored = self.weights.stored(&own)?;
+                let stored = self.stored(&own)?;
                 stored.map_or_else(|| saved.shallow_clone(), |stored| saved.to_kind(stored.kind()))
             }
             (None, file) => match (no_grad(|| self.merged(&own, load))?, file) {
@@ -190,11 +245,11 @@ impl MergedModel {
     fn merged(&self, own: &str, load: impl Fn() -> Result<Tensor, Fault>) -> Result<Option<Tensor>, Fault> {
         if let Some(lora) = own.strip_suffix(".bias").and_then(|linear| self.deltas.get(linear)) {
             let stored_o = load()?;
-            let merged = lora.bias(Some(&stored_o), master_kind(stored_o.kind()));
+            let merged = lora.bias(Some(&stored_o), accumulation_kind(stored_o.kind()));
             return Ok(merged.map(|bias_o| bias_o.to_kind(stored_o.kind())));
         }
         let in_wide = |stored: &Tensor, add: &dyn Fn(&Tensor) -> Tensor| {
-            add(&stored.to_kind(master_kind(stored.kind()))).to_kind(stored.kind())
+            add(&stored.to_kind(accumulation_kind(stored.kind()))).to_kind(stored.kind())
         };
         if let Some(lora) = self.deltas.get(own) {
             return Ok(Some(in_wide(&load()?, &|stored_xio| sum_of_all(stored_xio, lora))));
@@ -204,8 +259,7 @@ impl MergedModel {
     }
 }
 
-/// What an adapter has trained of embedding and output projection, by the names in the model. Of two that were one matrix the other becomes
-/// one, too.
+/// What an adapter has trained of embedding and output projection, by names in the model. Of two that were one matrix both are there.
 fn merged_io_layers(
     config: &ModelConfig,
     embedding: &EmbeddingAdapter,
@@ -230,12 +284,12 @@ fn merged_io_layers(
     let base = |layer, stored: &Tensor| embedding.bases.get(layer).unwrap_or(stored).shallow_clone();
     let base_ve = base(EMBEDDING_MODULE, &stored_ve);
     if has_addition {
-        saved.insert(EMBEDDING.into(), no_grad(|| embedding.added_to(&base_ve.to_kind(master_kind(stored_ve.kind())))));
+        saved.insert(EMBEDDING.into(), no_grad(|| embedding.added_to(&base_ve.to_kind(accumulation_kind(stored_ve.kind())))));
     }
     if let Some(lora) = output {
         let own_ve = if config.tie_word_embeddings { None } else { stored(OUTPUT)? };
         let output_ve = base(OUTPUT_MODULE, own_ve.as_ref().unwrap_or(&base_ve));
-        saved.insert(OUTPUT.into(), no_grad(|| sum(&output_ve.to_kind(master_kind(stored_ve.kind())), lora)));
+        saved.insert(OUTPUT.into(), no_grad(|| sum(&output_ve.to_kind(accumulation_kind(stored_ve.kind())), lora)));
     }
     if leaves_output {
         saved.insert(OUTPUT.into(), base_ve);
@@ -268,10 +322,7 @@ fn name_classes(object: &mut Map<String, Value>, names: &[String]) {
     object.insert("label2id".into(), json!(by_name));
 }
 
-/// `W + scale · B A`; with magnitudes, its rows in their lengths, as `DoRA` has it.
-///
-/// # Shapes
-/// `(out, in)` in and out.
+/// `W + scale · B A`; with magnitudes, its rows in their lengths, as `DoRA` has it: `(out, in)` in and out.
 fn sum(weight_oi: &Tensor, lora: &LoraDelta) -> Tensor {
     let kind = weight_oi.kind();
     let sum_oi = weight_oi + lora.b_or.to_kind(kind).matmul(&lora.a_ri.to_kind(kind)) * lora.scale;
@@ -280,10 +331,7 @@ fn sum(weight_oi: &Tensor, lora: &LoraDelta) -> Tensor {
     sum_oi * (magnitude_o.to_kind(kind) / length_o).unsqueeze(1)
 }
 
-/// The [`sum`] of the matrices of all experts, inputs before outputs.
-///
-/// # Shapes
-/// `(experts, in, out)` in and out.
+/// The [`sum`] of the matrices of all experts, inputs before outputs: `(experts, in, out)` in and out.
 fn sum_of_all(weight_xio: &Tensor, lora: &LoraDelta) -> Tensor {
     let weights = weight_xio.unbind(0);
     let of_experts = lora.by_expert(weights.len());

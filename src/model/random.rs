@@ -6,19 +6,13 @@ use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 use tch::Tensor;
 
-/// Draws from `[-bound, bound)`.
-///
-/// # Shapes
-/// `shape` out, f32 on the CPU.
+/// Draws from `[-bound, bound)`: `shape` out, f32 on the CPU.
 pub(super) fn uniform(seed: u64, name: &str, shape: &[i64], bound: f64) -> Tensor {
     let mut rng = stream(seed, name);
     filled(shape, || bound * (2.0 * rng.random::<f64>() - 1.0))
 }
 
-/// Draws from the normal distribution around 0.
-///
-/// # Shapes
-/// `shape` out, f32 on the CPU.
+/// Draws from the normal distribution around 0: `shape` out, f32 on the CPU.
 pub(super) fn normal(seed: u64, name: &str, shape: &[i64], std: f64) -> Tensor {
     let mut rng = stream(seed, name);
     let mut spare = None;

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use tch::{Device, Kind};
 
 use super::config::{ModelConfig, PackedSizes};
-use super::families::{TABLES, is_longrope};
+use super::families::{FULL, ORIGINAL, SLIDING, TABLES, is_longrope};
 use super::layout;
 use super::quantised::{GgufWeights, QUANTISATION, Quantisation, quantised_sizes};
 use super::weights::Weights;
@@ -21,17 +21,19 @@ pub struct ModelSource<'a> {
     pub rope_scaling: Option<&'a RopeScalingRecipe>,
     /// How plain matrices are packed while they are loaded.
     pub quantize: Option<Quantize>,
+    /// Whether libtorch's generator draws the weights on the device: then the directory needs a `config.json` alone.
+    pub is_drawn: bool,
 }
 
 impl<'a, P: AsRef<Path> + ?Sized> From<&'a P> for ModelSource<'a> {
     fn from(dir: &'a P) -> Self {
-        Self { dir: dir.as_ref(), rope_scaling: None, quantize: None }
+        Self { dir: dir.as_ref(), rope_scaling: None, quantize: None, is_drawn: false }
     }
 }
 
 impl<'a> From<&'a ModelRecipe> for ModelSource<'a> {
     fn from(recipe: &'a ModelRecipe) -> Self {
-        Self { dir: &recipe.path, rope_scaling: recipe.rope_scaling.as_ref(), quantize: recipe.quantize }
+        Self { rope_scaling: recipe.rope_scaling.as_ref(), quantize: recipe.quantize, ..Self::from(&recipe.path) }
     }
 }
 
@@ -42,10 +44,14 @@ impl ModelConfig {
 }
 
 impl ModelSource<'_> {
+    pub fn drawn(self) -> Self {
+        Self { is_drawn: true, ..self }
+    }
+
     pub(super) fn config(self) -> Result<ModelConfig, Fault> {
         let mut own = if let Some(file) = GgufFile::of_model(self.dir)? {
             let config = ModelConfig::of_file(file.path(), &self.own_object()?)?;
-            let packed = GgufWeights::new(file, config.clone()).packed_sizes(&layout::entries(&config));
+            let packed = GgufWeights { file, config: config.clone() }.packed_sizes(&layout::entries(&config));
             ModelConfig { packed, ..config }
         } else {
             let config = ModelConfig::load_file(&self.dir.join("config.json"))?;
@@ -75,7 +81,7 @@ impl ModelSource<'_> {
         let scaled = ModelConfig::from_object(&self.object()?).map(|scaled| ModelConfig { packed: own.packed.clone(), ..scaled });
         scaled.map_err(|fault| {
             // The reader of a `config.json` names its tables, in which the recipe's keys stand.
-            let tables = ["rope_parameters", "rope_scaling", FULL];
+            let tables = [TABLES[0], TABLES[1], FULL];
             let name = |text: String, table: &str| text.replace(&format!("`{table}."), "`model.rope_scaling.");
             unfit(&tables.into_iter().fold(fault.to_string(), name))
         })
@@ -114,7 +120,7 @@ fn packed_sizes(dir: &Path, object: &Map<String, Value>, config: &ModelConfig) -
         return Ok(PackedSizes::default());
     }
     match Weights::open(dir, object, Kind::Float, Device::Cpu.into()) {
-        Ok(weights) => Ok(weights.packed_sizes(&layout::entries(config))),
+        Ok(weights) => Ok(weights.files().map(|files| files.packed_sizes(&layout::entries(config))).unwrap_or_default()),
         Err(error) if error.kind() == FaultKind::NoWeights => Ok(PackedSizes::default()),
         Err(error) => Err(error),
     }
@@ -163,11 +169,8 @@ fn lengthen(object: &mut Map<String, Value>, table: &mut Map<String, Value>, rop
 }
 
 const POSITIONS: &str = "max_position_embeddings";
-const ORIGINAL: &str = "original_max_position_embeddings";
 /// What a table keeps beside the scaling.
 const KEPT: [&str; 3] = ["rope_theta", "partial_rotary_factor", ORIGINAL];
-const FULL: &str = "full_attention";
-const SLIDING: &str = "sliding_attention";
 
 #[cfg(test)]
 mod tests {
@@ -182,7 +185,7 @@ mod tests {
 
     fn scaled_as(name: &str, words: &str) -> Result<ModelConfig, Fault> {
         let scaling = RopeScalingRecipe(words.parse().unwrap());
-        ModelConfig::load(ModelSource { dir: &fixture(name), rope_scaling: Some(&scaling), quantize: None })
+        ModelConfig::load(ModelSource { rope_scaling: Some(&scaling), ..ModelSource::from(&fixture(name)) })
     }
 
     fn scaled(name: &str, original: Option<usize>) -> Result<ModelConfig, Fault> {

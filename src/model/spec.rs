@@ -14,8 +14,7 @@ pub struct LayerSpec {
     pub residual_scale: f64,
 }
 
-/// The norms of a layer over the width of the residual stream, of which it may lack any: by what they are called in it, as `input_layernorm`,
-/// or as they are loaded.
+/// The norms of a layer over the width of the residual stream, of which it may lack any: by their names in it, or as they are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerNorms<Norm = &'static str> {
     /// The norm of what attention takes from the residual stream.
@@ -43,12 +42,7 @@ impl LayerNorms {
         behind_feed_forward: Some("post_feedforward_layernorm"),
     };
     /// Behind both branches, whose inputs are the residual stream as it is (`OLMo` 2, arXiv 2501.00656, section 3.2).
-    pub(super) const BEHIND: Self = Self {
-        before_attention: None,
-        behind_attention: Some("post_attention_layernorm"),
-        before_feed_forward: None,
-        behind_feed_forward: Some("post_feedforward_layernorm"),
-    };
+    pub(super) const BEHIND: Self = Self { before_attention: None, before_feed_forward: None, ..Self::AROUND };
 }
 
 impl<Norm> LayerNorms<Norm> {
@@ -74,8 +68,7 @@ pub enum QkNorm {
     FullWidth,
 }
 
-/// A factor on queries that grows with their position, in steps (as Llama 4 was published):
-/// `1 + beta · ln(1 + floor(position / original))`.
+/// A factor on queries that grows with their position, as Llama 4 was published: `1 + beta · ln(1 + floor(position / original))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueryGrowth {
     pub beta: f64,
@@ -115,8 +108,7 @@ impl LinearSpec {
 }
 
 impl LayerSpec {
-    /// All linears of the layer, on a residual stream of width `hidden`, in the order in which they are computed. A linear's place in it is
-    /// its number in the masks of dropout.
+    /// All linears of the layer, in the order in which they are computed. A linear's place is its number in the masks of dropout.
     pub fn linears(&self, hidden: usize) -> Vec<LinearSpec> {
         self.attention.linears(hidden).into_iter().chain(self.feed_forward.linears(hidden)).collect()
     }
@@ -275,8 +267,7 @@ impl ExpertsSpec {
 
     /// What is added to the probabilities of the experts for the choice, as a tensor in the layer.
     pub(super) fn correction(&self) -> Option<String> {
-        let corrects = matches!(self.preference, Preference::Sigmoid { .. });
-        corrects.then(|| format!("{}.{}.e_score_correction_bias", self.names.block, self.names.router))
+        self.has_wide_router().then(|| format!("{}.{}.e_score_correction_bias", self.names.block, self.names.router))
     }
 
     /// Gate, up and down of each expert, where they are apart.
@@ -293,8 +284,7 @@ impl ExpertsSpec {
         self.shared_size.map(|width| gated(&format!("{}.shared_experts", self.names.block), &names, [width, hidden]))
     }
 
-    /// The matrices of all experts side by side, as adapters may target them: gate above up, or both by turns, and down. Shapes are those
-    /// of one expert.
+    /// The matrices of all experts side by side, as adapters may target them, with the shapes of one: gate above up, or both by turns, and down.
     pub(super) fn stacked(&self, hidden: usize) -> [LinearSpec; 2] {
         [
             LinearSpec::new(STACKED_GATE_UP, [2 * self.intermediate_size, hidden], self.is_stacked()),

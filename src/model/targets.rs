@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use super::config::{ModelConfig, ModelLinear};
-use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
+use super::linear::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::names::{EMBEDDING_MODULE, FINAL_NORM, INNER, OUTPUT_MODULE, inner_module, layer_tensor, peft_tensor};
 use super::peft::{LayerLists, ModulePatterns, PeftConfig};
 use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
@@ -103,17 +103,12 @@ pub(super) fn check_known(config: &ModelConfig, settings: &PeftConfig) -> Result
     }
     let known = parameters(config);
     let is_known = |name: &String| known.iter().any(|(linear, _)| is_named(&parameter_name(settings, linear), name));
-    match settings.target_parameters.iter().find(|name| !is_known(name)) {
-        Some(unknown) => {
-            let known = distinct(known.iter().map(|(linear, _)| parameter_path(linear)));
-            Err(unknown_target("target_parameters", unknown, &known))
-        }
-        None => Ok(()),
-    }
+    let Some(unknown) = settings.target_parameters.iter().find(|name| !is_known(name)) else { return Ok(()) };
+    let known = distinct(known.iter().map(|(linear, _)| parameter_path(linear)));
+    Err(unknown_target("target_parameters", unknown, &known))
 }
 
-/// Refuses names in a recipe that mean nothing in the model, though PEFT would pass over them without a word. It passes over those that the
-/// `file` of an adapter has, too.
+/// Refuses names in a recipe that mean nothing in the model, but for those that the `file` of an adapter has: PEFT passes over them all.
 pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig, file: &PeftConfig) -> Result<(), Fault> {
     check_known(config, settings)?;
     let layers = &settings.layers_to_transform;
@@ -137,16 +132,13 @@ pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig, file: &Pe
         ("rank_pattern", settings.rank_pattern.idle(&left, &file.rank_pattern), &left),
         ("alpha_pattern", settings.alpha_pattern.idle(&left, &file.alpha_pattern), &left),
     ];
-    match idle.into_iter().find_map(|(key, idle, modules)| Some((key, idle?, modules))) {
-        Some((key, idle, modules)) => {
-            let last = |name: &String| {
-                let module = name.strip_suffix(".weight").unwrap_or(name);
-                name[module.rfind('.').map_or(0, |dot| dot + 1)..].to_owned()
-            };
-            Err(unknown_target(key, idle, &distinct(modules.iter().map(last))))
-        }
-        None => Ok(()),
-    }
+    let found = idle.into_iter().find_map(|(key, idle, modules)| Some((key, idle?, modules)));
+    let Some((key, idle, modules)) = found else { return Ok(()) };
+    let last = |name: &String| {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        name[module.rfind('.').map_or(0, |dot| dot + 1)..].to_owned()
+    };
+    Err(unknown_target(key, idle, &distinct(modules.iter().map(last))))
 }
 
 /// Whether the embedding gets matrices of low rank.

@@ -50,8 +50,7 @@ pub(super) fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64)
 }
 
-/// The fault of the tensors in `dir`, which don't fit `what`, as the model or its `config.json`: the first problems of each kind, and how many
-/// there are.
+/// The fault of the tensors in `dir`, which don't fit `what`: the first problems of each kind, and how many there are.
 pub(super) fn unfit(problems: &[TensorProblem], dir: &Path, what: &str) -> Fault {
     let of_kind = |title| {
         let all: Vec<&str> = problems.iter().filter(|problem| problem.kind == title).map(|problem| &*problem.text).collect();

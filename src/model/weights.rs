@@ -7,7 +7,6 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tch::{Device, Kind, Tensor};
 
-use super::config::PackedSizes;
 use super::families::{is_wrapped, own_name};
 use super::layout::{Role, TensorEntry};
 use super::names::{OUTPUT, layer_of};
@@ -36,7 +35,8 @@ pub(super) struct Weights {
     pub(super) placement: ModelPlacement,
     /// The way from files to a device.
     upload: Option<Upload>,
-    quantize: Option<Quantize>,
+    /// How plain matrices of the layers' linears are packed as they are loaded.
+    pub(super) quantize: Option<Quantize>,
 }
 
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub(super) enum WeightSource {
 }
 
 /// The safetensors files of a directory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Files {
     pub(super) dir: PathBuf,
     pub(super) opened: Vec<TensorFile>,
@@ -64,8 +64,7 @@ pub(super) struct Files {
 }
 
 impl Weights {
-    /// Opens the files of a directory and reads their headers. The `config.json` says whether the model's tensors are called as by itself, or as
-    /// part of another model, and how they are packed.
+    /// Opens the files of a directory and reads their headers; the `config.json` says how names begin, and how matrices are packed.
     pub(super) fn open(dir: &Path, config: &Map<String, Value>, kind: Kind, placement: ModelPlacement) -> Result<Self, Fault> {
         let upload = (placement.device != Device::Cpu).then(|| Upload::to(placement.device));
         let mut files = Files::open(dir, is_wrapped(config))?;
@@ -76,16 +75,6 @@ impl Weights {
 
     pub(super) fn of(source: WeightSource, kind: Kind, placement: ModelPlacement) -> Self {
         Self { source, kind, placement, upload: None, quantize: None }
-    }
-
-    /// Packs plain matrices of the layers' linears as they are loaded.
-    pub(super) fn quantised_to(self, quantize: Option<Quantize>) -> Self {
-        Self { quantize, ..self }
-    }
-
-    /// What of the model's matrices is packed in files of safetensors.
-    pub(super) fn packed_sizes(&self, entries: &[TensorEntry]) -> PackedSizes {
-        self.files().map_or_else(PackedSizes::default, |files| files.packed_sizes(entries))
     }
 
     pub(super) fn files(&self) -> Option<&Files> {
@@ -105,8 +94,7 @@ impl Weights {
         }
     }
 
-    /// Compares names, shapes and dtypes with what a model needs, and reports all differences at once. A tied model's file may
-    /// or may not hold an output projection.
+    /// Compares names, shapes and dtypes with what a model needs, and reports all differences. A tied one's file may hold an output projection.
     pub(super) fn check(&mut self, entries: &[TensorEntry], is_tied: bool) -> Result<(), Fault> {
         let files = match &mut self.source {
             WeightSource::Files(files) => files,
@@ -240,15 +228,7 @@ impl Files {
     /// Opens them, and keeps the tensors of the language model, which may be one inside another (`is_inner`), by its own names.
     pub(super) fn open(dir: &Path, is_inner: bool) -> Result<Self, Fault> {
         let assigned = index(dir)?;
-        let mut all = Self {
-            dir: dir.into(),
-            opened: Vec::new(),
-            places: BTreeMap::new(),
-            strays: BTreeSet::new(),
-            quantisation: None,
-            quantised_modules: QuantisedModules::default(),
-            shapes: BTreeMap::new(),
-        };
+        let mut all = Self { dir: dir.into(), ..Self::default() };
         for (shard, path) in shards(dir, assigned.as_ref())? {
             let file = TensorFile::open(&path)?;
             for name in file.names() {
@@ -337,7 +317,7 @@ mod tests {
 
     use super::*;
     use crate::files::read_json;
-    use crate::model::{Model, ModelConfig};
+    use crate::model::{Model, ModelConfig, ModelSource};
     use crate::recipe::Dtype;
     use crate::store::{load_tensors, save_tensors};
     use serde_json::Value;
@@ -500,7 +480,7 @@ mod tests {
     #[test]
     fn drawn_weights_need_a_config_alone() {
         let dir = bare();
-        let model = Model::drawn_to_train(dir.path(), Dtype::F32, Device::Cpu).unwrap();
+        let model = Model::load_to_train(ModelSource::from(dir.path()).drawn(), Dtype::F32, Device::Cpu).unwrap();
         let config = ModelConfig::load(dir.path()).unwrap();
         for (name, leaf) in model.parameters() {
             let (mean, spread) = (leaf.mean(None).double_value(&[]), leaf.std(false).double_value(&[]));
@@ -517,7 +497,7 @@ mod tests {
         }
         let numbers: usize = model.parameters().iter().map(|(_, leaf)| leaf.numel()).sum();
         assert_eq!(numbers, config.num_parameters());
-        let frozen = Model::drawn(dir.path(), Dtype::Bf16, Device::Cpu).unwrap();
+        let frozen = Model::load(ModelSource::from(dir.path()).drawn(), Dtype::Bf16, Device::Cpu).unwrap();
         assert_eq!((frozen.parameters().len(), frozen.weight_bytes().0), (0, 2 * numbers as u64));
     }
 

@@ -2,7 +2,7 @@
 
 use tch::{Tensor, no_grad};
 
-use crate::native::{attach_backward, or_panic};
+use crate::native::{self, attach_backward, or_panic};
 
 /// `output`, which was computed from `inputs` without autograd: under autograd if any of them requires a gradient. `backward` gets the
 /// output's gradient and which inputs need theirs, and runs without autograd; it keeps what it owns, and nothing else is kept.
@@ -21,4 +21,9 @@ pub(super) fn differentiable<const N: usize>(
         }));
     }
     output
+}
+
+/// Whether a kernel of the CPU computes with both tensors, which are then of one dtype.
+pub(super) fn is_fused(x: &Tensor, other: &Tensor) -> bool {
+    native::computes(x.device(), x.kind()) && other.kind() == x.kind()
 }

@@ -45,10 +45,7 @@ pub fn dropout(x_bne: &Tensor, p: f64, stream: DropoutStream, samples: &[u64], p
     x_bne * (kept.to_kind(x_bne.kind()) * (1.0 / (1.0 - p)))
 }
 
-/// Which elements are kept.
-///
-/// # Shapes
-/// `samples` has B entries, `position_bn` is `(B, n)`, `(1, n)` or `(n)`; `(B, n, channels)` of booleans out.
+/// Which elements are kept: `(B, n, channels)` of booleans, by what [`dropout`] takes.
 pub fn keep_mask(p: f64, stream: DropoutStream, samples: &[u64], position_bn: &Tensor, channels: usize) -> Tensor {
     let device = position_bn.device();
     let key = stream.key();

@@ -18,14 +18,12 @@ pub struct Grouping {
     /// `(N·k)`: the place of each choice.
     place: Tensor,
     top_k: i64,
-    rows: Vec<i64>,
+    /// How many rows each expert gets.
+    pub rows: Vec<i64>,
 }
 
 impl Grouping {
-    /// Sorts the choices of N tokens among `num_experts`.
-    ///
-    /// # Shapes
-    /// `chosen_nk (N, k)`, int64, each below `num_experts`.
+    /// Sorts the choices `(N, k)` of N tokens, int64, each below `num_experts`.
     pub fn new(chosen_nk: &Tensor, num_experts: usize) -> Self {
         let (flat, top_k) = (chosen_nk.reshape([-1]), chosen_nk.size()[1]);
         let counts: Vec<i64> = Vec::try_from(flat.bincount::<Tensor>(None, num_experts as i64)).unwrap_or_default();
@@ -41,15 +39,7 @@ impl Grouping {
         Self { choice: none(start).index_copy(0, &places, &sorted), place, top_k, rows }
     }
 
-    /// How many rows each expert gets.
-    pub fn rows(&self) -> &[i64] {
-        &self.rows
-    }
-
-    /// A copy of each token for each of its experts, sorted by expert.
-    ///
-    /// # Shapes
-    /// `(N, E)` in, `(P, E)` out.
+    /// A copy of each token `(N, E)` for each of its experts, sorted by expert `(P, E)`.
     pub fn spread(&self, x_ne: &Tensor) -> Tensor {
         let token = self.choice.floor_divide_scalar(self.top_k);
         let spread = no_grad(|| x_ne.detach().index_select(0, &token));
@@ -61,10 +51,7 @@ impl Grouping {
         })
     }
 
-    /// What the experts made of the copies of a token, weighted and added up.
-    ///
-    /// # Shapes
-    /// `(P, E)` sorted by expert and weights `(N, k)` in, `(N, E)` out.
+    /// What the experts made of the copies of a token `(P, E)`, weighted by `(N, k)` and added up `(N, E)`.
     pub fn gather(&self, y: &Tensor, weight_nk: &Tensor) -> Tensor {
         let (y_kept, weight_kept) = (y.detach(), weight_nk.detach().to_kind(y.kind()).unsqueeze(-1));
         let top_k = self.top_k;
@@ -97,7 +84,7 @@ mod tests {
     fn tokens_are_sorted_by_expert_in_their_own_order() {
         let chosen = Tensor::from_slice(&[2i64, 0, 0, 3, 2, 3]).view([3, 2]);
         let grouping = Grouping::new(&chosen, 5);
-        assert_eq!(grouping.rows(), [8, 0, 8, 8, 0]);
+        assert_eq!(grouping.rows, [8, 0, 8, 8, 0]);
         let spread = grouping.spread(&Tensor::from_slice(&[10.0, 11.0, 12.0]).view([3, 1]));
         let first_two = spread.view([3, 8]).narrow(1, 0, 2).contiguous().view(-1);
         assert_eq!(Vec::<f64>::try_from(first_two).unwrap(), [10.0, 11.0, 10.0, 12.0, 11.0, 12.0]);
@@ -113,7 +100,7 @@ mod tests {
         let grouping = Grouping::new(&chosen, experts as usize);
         let spread = grouping.spread(&x);
         let mut start = 0;
-        let parts = grouping.rows().iter().enumerate().map(|(expert, &count)| {
+        let parts = grouping.rows.iter().enumerate().map(|(expert, &count)| {
             start += count;
             spread.narrow(0, start - count, count).matmul(&matrices.get(expert as i64))
         });
@@ -138,6 +125,6 @@ mod tests {
     fn no_tokens_are_none() {
         let grouping = Grouping::new(&Tensor::zeros([0, 2], (Kind::Int64, Device::Cpu)), 3);
         let out = grouping.gather(&grouping.spread(&Tensor::zeros([0, 4], F64)), &Tensor::zeros([0, 2], F64));
-        assert_eq!((grouping.rows(), out.size()), (&[0, 0, 0][..], vec![0, 4]));
+        assert_eq!((grouping.rows, out.size()), (vec![0, 0, 0], vec![0, 4]));
     }
 }

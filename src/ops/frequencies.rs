@@ -32,8 +32,7 @@ pub enum RopeScaling {
     Linear {
         factor: f64,
     },
-    /// The base grows with the length of a sequence ("dynamic NTK", as described in arXiv 2309.00071, section 3.3). Depends on the
-    /// length of the whole sequence.
+    /// The base grows with the length of the whole sequence ("dynamic NTK", as described in arXiv 2309.00071, section 3.3).
     Dynamic {
         factor: f64,
         /// Tokens up to which nothing changes.
@@ -45,8 +44,7 @@ pub enum RopeScaling {
     DynamicYarn(DynamicYarnScaling),
     /// Pairs of long wavelengths are interpolated and short ones are not, as Llama 3.1 was published (arXiv 2407.21783).
     Llama3(Llama3Scaling),
-    /// Each pair has a factor of its own, from one of two lists (Ding et al. 2024, arXiv 2402.13753). Depends on the length of the whole
-    /// sequence.
+    /// Each pair has a factor of its own, from one of two lists by the length of the whole sequence (Ding et al. 2024, arXiv 2402.13753).
     LongRope(LongRopeScaling),
 }
 
@@ -67,8 +65,7 @@ pub struct YarnScaling {
     pub attention_factor: f64,
 }
 
-/// The settings of `YaRN` whose factor is how many times longer a sequence is than those that the model was first trained on; up to that
-/// length nothing changes.
+/// `YaRN` whose factor is how many times longer a sequence is than those of the first training; up to that length nothing changes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DynamicYarnScaling {
@@ -109,8 +106,7 @@ pub struct LongRopeScaling {
 /// The frequencies of a rotary position embedding for the sequences of a batch.
 #[derive(Debug)]
 pub struct Frequencies {
-    /// Angles by which the pairs turn from one position to the next: `(B, F)`, or `(1, F)` where they do not depend on the length of a
-    /// sequence.
+    /// Angles by which pairs turn from one position to the next: `(B, F)`, or `(1, F)` where they do not depend on a sequence's length.
     pub inverse_bf: Tensor,
     /// Cosines and sines are multiplied by it: `(B)`, or `(1)` where it does not depend on the length of a sequence; `None` is 1.
     pub attention_factor_b: Option<Tensor>,

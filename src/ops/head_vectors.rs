@@ -7,10 +7,7 @@ use super::attention::accumulation_kind;
 /// Below every norm that matters.
 const TINY: f64 = 1e-12;
 
-/// The Euclidean norm of each head vector, computed in f32 (f64 for f64): in bf16 many norms would be the same.
-///
-/// # Shapes
-/// `x (B, G, n, D)` in, `(B, G, n)` out.
+/// The Euclidean norm of each head vector, `(B, G, n, D)`, computed in f32 (f64 for f64): in bf16 many norms would be the same.
 pub fn norms(x_bgnd: &Tensor) -> Tensor {
     wide(x_bgnd).norm_scalaropt_dim(2.0, [-1i64], false)
 }
@@ -23,8 +20,7 @@ pub fn norms(x_bgnd: &Tensor) -> Tensor {
 pub fn cosines_with_mean(x_bgnd: &Tensor, position_bgn: &Tensor) -> Tensor {
     let (x_bgnd, is_empty_bgn1) = (wide(x_bgnd), position_bgn.lt(0).unsqueeze(-1));
     let norm_bgn1 = norms(&x_bgnd).clamp_min(TINY).unsqueeze(-1);
-    // The sum of the directions, as a product: the directions themselves are never written down. What a slot without an entry holds may be
-    // no number.
+    // The sum of the directions, as a product: these are never written down. What a slot without an entry holds may be no number.
     let weight_bgn1 = norm_bgn1.reciprocal().masked_fill(&is_empty_bgn1, 0.0);
     let mean_bg1d = weight_bgn1.transpose(-1, -2).matmul(&x_bgnd.masked_fill(&is_empty_bgn1, 0.0));
     let length_bg11 = norms(&mean_bg1d).clamp_min(TINY).unsqueeze(-1);

@@ -37,31 +37,21 @@ pub struct PackedWeight {
     pub parts: Vec<Tensor>,
     /// Rows and columns of the matrix.
     pub size: [i64; 2],
-    /// The dtype of the matrix.
     pub kind: Kind,
     pub form: Arc<dyn PackedForm>,
 }
 
 /// A form in which the rows of a matrix are packed, each by itself.
 pub trait PackedForm: Debug + Send + Sync {
-    /// Some rows, in a dtype.
-    ///
-    /// # Shapes
-    /// Those of the form; `(rows, in)` out.
+    /// Some rows `(rows, in)`, in a dtype.
     fn unpack(&self, parts: &[Tensor], rows: &Range<i64>, kind: Kind) -> Tensor;
 
-    /// Rows by their numbers, of a matrix of `size`.
-    ///
-    /// # Shapes
-    /// `index (n)`, int64; `(n, in)` out.
+    /// Rows by their numbers, of a matrix of `size`: `index (n)`, int64; `(n, in)` out.
     fn select(&self, parts: &[Tensor], size: [i64; 2], index: &Tensor, kind: Kind) -> Tensor {
         self.unpack(parts, &(0..size[0]), kind).index_select(0, index)
     }
 
-    /// `x Wᵀ` of a few rows of f32 without the whole matrix; `None` where the form has no such way.
-    ///
-    /// # Shapes
-    /// `(n, in)` in, `(n, out)` out.
+    /// `x Wᵀ` of a few rows of f32 without the whole matrix; `None` where the form has no such way: `(n, in)` in, `(n, out)` out.
     fn product(&self, _parts: &[Tensor], _x: &Tensor) -> Option<Tensor> {
         None
     }
@@ -106,10 +96,7 @@ impl Weight {
         }
     }
 
-    /// Rows by their numbers, as an embedding has them.
-    ///
-    /// # Shapes
-    /// `index (…)`, int64; `(…, in)` out.
+    /// Rows `(…, in)` by their numbers `(…)`, int64, as an embedding has them.
     pub fn select(&self, index: &Tensor) -> Tensor {
         match self {
             Self::Plain(weight_oi) => Tensor::embedding(weight_oi, index, -1, false, false),
@@ -121,15 +108,14 @@ impl Weight {
         }
     }
 
-    /// Makes another weight that shares the tensors.
-    pub fn shallow_clone(&self) -> Self {
+    /// Makes a weight of other tensors, each of which `change` makes of one.
+    pub fn map(&self, change: impl Fn(&Tensor) -> Tensor) -> Self {
         match self {
-            Self::Plain(weight_oi) => Self::Plain(weight_oi.shallow_clone()),
-            Self::Packed(packed) => Self::Packed(packed.with(Tensor::shallow_clone)),
+            Self::Plain(weight_oi) => Self::Plain(change(weight_oi)),
+            Self::Packed(packed) => Self::Packed(packed.with(change)),
         }
     }
 
-    /// The dtype of the matrix.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Plain(weight_oi) => weight_oi.kind(),
@@ -180,17 +166,6 @@ impl Weight {
             Self::Packed(packed) => &packed.parts,
         }
     }
-
-    fn requires_grad(&self) -> bool {
-        matches!(self, Self::Plain(weight_oi) if weight_oi.requires_grad())
-    }
-
-    fn detached(&self) -> Self {
-        match self {
-            Self::Plain(weight_oi) => Self::Plain(weight_oi.detach()),
-            Self::Packed(packed) => Self::Packed(packed.with(Tensor::detach)),
-        }
-    }
 }
 
 /// `x Wᵀ + b`, and the addition where there is one. Under autograd if any of them requires a gradient.
@@ -209,10 +184,8 @@ pub fn linear(x_bni: &Tensor, weight: &Weight, bias_o: Option<&Tensor>, low_rank
     differentiable(inputs, y_bno, move |dy_bno, needs| saved.backward(dy_bno, needs))
 }
 
-/// The Euclidean lengths of the rows of `W + scale · B A`, which is not made for it; a constant for autograd, in the dtype of A.
-///
-/// # Shapes
-/// `weight (out, in)`; result `(out)`.
+/// The Euclidean lengths `(out)` of the rows of `W + scale · B A`, which is not made for it; a constant for autograd, as `DoRA` has it, in the
+/// dtype of A.
 pub fn row_norms(weight: &Weight, low_rank: LowRank<'_>) -> Tensor {
     no_grad(|| match weight {
         Weight::Plain(weight_oi) => row_norms_of(weight_oi, low_rank),
@@ -259,9 +232,15 @@ fn rows(x: &Tensor) -> Tensor {
     x.reshape([-1, x.size().last().copied().unwrap_or(1)])
 }
 
+/// Rows of other channels, in the shape that those of `x` had.
+fn shaped_as(x: &Tensor, rows: &Tensor) -> Tensor {
+    let size = x.size();
+    rows.view(&[&size[..size.len().saturating_sub(1)], &rows.size()[1..]].concat()[..])
+}
+
 fn forward(x_bni: &Tensor, weight: &Weight, bias_o: Option<&Tensor>, low_rank: Option<LowRank<'_>>) -> (Tensor, LinearSaved) {
-    let needs_weight = weight.requires_grad();
-    let (x, weight) = (rows(&x_bni.detach()), weight.detached());
+    let needs_weight = matches!(weight, Weight::Plain(weight_oi) if weight_oi.requires_grad());
+    let (x, weight) = (rows(&x_bni.detach()), weight.map(Tensor::detach));
     let mut y = weight.product(&x);
     if let Some(bias_o) = bias_o {
         y += bias_o;
@@ -272,28 +251,19 @@ fn forward(x_bni: &Tensor, weight: &Weight, bias_o: Option<&Tensor>, low_rank: O
         let inner = add_low_rank(&mut y, own.as_ref().unwrap_or(&x), &a_ri, &b_or.transpose(0, 1), l.scale);
         SavedLowRank { a_ri, b_or, kind: l.a_ri.kind(), scale: l.scale, x: own, inner }
     });
-    let mut size = x_bni.size();
-    if let Some(last) = size.last_mut() {
-        *last = y.size()[1];
-    }
     let serves_a = low_rank.as_ref().is_some_and(|l| l.x.is_none());
-    (y.view(&size[..]), LinearSaved { x: (serves_a || needs_weight).then_some(x), weight, low_rank })
+    (shaped_as(x_bni, &y), LinearSaved { x: (serves_a || needs_weight).then_some(x), weight, low_rank })
 }
 
-/// Adds `inner · second` to `y` in place, with `inner = scale · x · firstᵀ`, which is the result.
-///
-/// # Shapes
-/// `y (m, o)`, `x (m, i)`, `first (r, i)`, `second (r, o)`; result `(m, r)`.
+/// Adds `inner · second` to `y` in place, with `inner = scale · x · firstᵀ`, which is the result: `y (m, o)`, `x (m, i)`, `first (r, i)`,
+/// `second (r, o)`; result `(m, r)`.
 fn add_low_rank(y: &mut Tensor, x: &Tensor, first_ri: &Tensor, second_ro: &Tensor, scale: f64) -> Tensor {
     let inner = product(x, first_ri) * scale;
     add_product(y, &inner, second_ro);
     inner
 }
 
-/// `thinᵀ · wide`, summed up over rows: the gradient of a matrix of low rank.
-///
-/// # Shapes
-/// `thin (m, r)`, `wide (m, o)`; result `(r, o)`.
+/// `thinᵀ · wide`, summed up over rows: the gradient of a matrix of low rank. `thin (m, r)`, `wide (m, o)`; result `(r, o)`.
 fn across(thin: &Tensor, wide: &Tensor) -> Tensor {
     // The large factor is the one that may lie transposed.
     product(&thin.transpose(0, 1).contiguous(), &wide.transpose(0, 1))
@@ -303,13 +273,7 @@ impl LinearSaved {
     /// Gradients of x, of the addition's own x, of the weight, of the bias, of A and of B, as far as they are needed.
     fn backward(&self, dy_bno: &Tensor, [x, own_x, weight, bias, a, b]: [bool; 6]) -> [Option<Tensor>; 6] {
         let dy = rows(dy_bno);
-        let shaped = |dx: Tensor| {
-            let mut size = dy_bno.size();
-            if let Some(last) = size.last_mut() {
-                *last = dx.size()[1];
-            }
-            dx.view(&size[..])
-        };
+        let shaped = |dx: Tensor| shaped_as(dy_bno, &dx);
         let mut dx = x.then(|| self.weight.transposed_product(&dy));
         let weight = self.x.as_ref().filter(|_| weight).map(|x| product(&dy.transpose(0, 1), &x.transpose(0, 1)));
         let bias = bias.then(|| dy.sum_dim_intlist(&[0i64][..], false, dy.kind()));

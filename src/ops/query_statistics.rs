@@ -28,9 +28,6 @@ impl Clone for QueryStatistics {
 
 impl QueryStatistics {
     /// Of what [`QuerySums::statistics`] made, for sequences whose keys turn with these frequencies, or not at all.
-    ///
-    /// # Shapes
-    /// `mean (H, D)`, `length_excess (H, F)`.
     pub fn new([mean_hd, length_excess_hf]: [&Tensor; 2], frequencies: Option<Frequencies>) -> Self {
         Self { mean_hd: mean_hd.shallow_clone(), length_excess_hf: length_excess_hf.shallow_clone(), frequencies }
     }
@@ -60,10 +57,7 @@ impl QueryStatistics {
     }
 }
 
-/// The lengths of the pairs of channels that turn, of which a head has so many.
-///
-/// # Shapes
-/// `(…, D)` in, `(…, F)` out.
+/// The lengths of the pairs of channels that turn, of which a head has so many: `(…, D)` in, `(…, F)` out.
 fn pair_lengths(x: &Tensor, pairs: i64) -> Tensor {
     let [low, high] = [0, pairs].map(|start| x.narrow(-1, start, pairs));
     low.hypot(&high)
@@ -78,10 +72,7 @@ pub struct QuerySums {
 }
 
 impl QuerySums {
-    /// Adds the queries of some tokens, `pairs` of whose channels turn.
-    ///
-    /// # Shapes
-    /// `(B, H, n, D)`.
+    /// Adds the queries `(B, H, n, D)` of some tokens, `pairs` of whose channels turn.
     pub fn add(&mut self, q_bhnd: &Tensor, pairs: i64) {
         let sum = |x: &Tensor| x.sum_dim_intlist(&[0i64, 2][..], false, Kind::Double);
         let more = [sum(q_bhnd), sum(&pair_lengths(&q_bhnd.to_kind(Kind::Double), pairs))];

@@ -3,7 +3,7 @@
 use tch::{Tensor, no_grad};
 
 use super::attention::accumulation_kind;
-use super::differentiable::differentiable;
+use super::differentiable::{differentiable, is_fused};
 use crate::native;
 
 /// `weight · x / sqrt(mean(x²) + eps)` over the last dimension; the statistics in f32, or f64 for f64 inputs. For the backward x and
@@ -22,9 +22,6 @@ pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> Tensor {
 
 /// `(1 + weight) · x / sqrt(mean(x²) + eps)`, as in [`rms_norm`], but everything in f32 (f64) and rounded once, the sum with 1 too: this is
 /// how models with such weights, which are near 0, were run. For the backward x and one number a row are kept.
-///
-/// # Shapes
-/// As in [`rms_norm`].
 pub fn rms_norm_about_one(x: &Tensor, weight_e: &Tensor, eps: f64) -> Tensor {
     let (kept_x, kept_weight_e) = (x.detach(), weight_e.detach());
     let kinds = [x.kind(), weight_e.kind()];
@@ -34,10 +31,6 @@ pub fn rms_norm_about_one(x: &Tensor, weight_e: &Tensor, eps: f64) -> Tensor {
         let [dx, dweight_e] = backward(&wide(dy), [&wide(&kept_x), &(wide(&kept_weight_e) + 1.0), &rstd], needs);
         [dx.map(|dx| dx.to_kind(kinds[0])), dweight_e.map(|dweight_e| dweight_e.to_kind(kinds[1]))]
     })
-}
-
-fn is_fused(x: &Tensor, weight_e: &Tensor) -> bool {
-    native::computes(x.device(), x.kind()) && weight_e.kind() == x.kind()
 }
 
 /// The normalised x, and one over the root of each row `(…, 1)`.

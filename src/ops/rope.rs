@@ -6,7 +6,7 @@
 use tch::{Kind, Tensor, no_grad};
 
 use super::attention::accumulation_kind;
-use super::differentiable::differentiable;
+use super::differentiable::{differentiable, is_fused};
 use super::frequencies::Frequencies;
 use crate::native::{self, RotationDirection};
 
@@ -44,10 +44,7 @@ impl Rotation {
         self.sin.copy_(&from.sin);
     }
 
-    /// Turns the first 2F channels of each head vector of `x`. For the backward, which turns them back, nothing of it is kept.
-    ///
-    /// # Shapes
-    /// `(B, heads, n, D)` in and out.
+    /// Turns the first 2F channels of each head vector `(B, heads, n, D)`. For the backward, which turns them back, nothing of it is kept.
     pub fn apply(&self, x_bhnd: &Tensor) -> Tensor {
         let turned = no_grad(|| self.turn(&x_bhnd.detach(), RotationDirection::Forth));
         let kept = Self { cos: self.cos.shallow_clone(), sin: self.sin.shallow_clone() };
@@ -67,8 +64,7 @@ impl Rotation {
     }
 
     fn turn_all(&self, x_bhnr: &Tensor, turn: RotationDirection) -> Tensor {
-        let kind = x_bhnr.kind();
-        if native::computes(x_bhnr.device(), kind) && self.cos.kind() == kind {
+        if is_fused(x_bhnr, &self.cos) {
             return native::rotate(x_bhnr, &self.cos, &self.sin, turn);
         }
         native::cuda::rotate(x_bhnr, [&self.cos, &self.sin], turn).unwrap_or_else(|| self.turn_tensors(x_bhnr, turn))

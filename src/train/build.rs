@@ -12,7 +12,7 @@ use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files::Scratch;
 use crate::head::Head;
-use crate::model::{Adapter, CHAT_TEMPLATE, Gates, Model, ModelConfig, ModelPlacement, Preference, companions};
+use crate::model::{Adapter, CHAT_TEMPLATE, Gates, Model, ModelConfig, ModelPlacement, ModelSource, Preference, companions};
 use crate::native::cuda::Numerics;
 use crate::ops::attention::ModelFeature;
 use crate::recipe::{GradRecipe, HeadRecipe, LongBenchPrompt, LoraRecipe, Offload, Recipe, RopeScalingRecipe, TemplateChoice};
@@ -249,11 +249,11 @@ pub fn model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
 
 /// A [`model`] from the `config.json` in the recipe's model directory alone: the weights are drawn on the device.
 pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
-    let (dtype, at) = (recipe.model.dtype, placement(recipe, device));
+    let (source, dtype, at) = (ModelSource::from(&recipe.model).drawn(), recipe.model.dtype, placement(recipe, device));
     let Some(lora) = &recipe.lora else {
-        return headed(recipe, None, Model::drawn_to_train(&recipe.model, dtype, at)?);
+        return headed(recipe, None, Model::load_to_train(source, dtype, at)?);
     };
-    let mut model = headed(recipe, None, Model::drawn(&recipe.model, dtype, at)?)?;
+    let mut model = headed(recipe, None, Model::load(source, dtype, at)?)?;
     model.set_adapter(adapter(recipe, &lora.clone().for_drawn_weights(), model.config(), model.kind(), device)?);
     Ok(model)
 }

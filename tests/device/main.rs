@@ -22,7 +22,7 @@ use std::sync::Once;
 
 use fixture::{BY_MASK, ITS_OWN};
 use kvtune::engine::{MicroBatchGradients, NoObserver, Session, SessionSpec, decode_step};
-use kvtune::model::Model;
+use kvtune::model::{Model, ModelSource};
 use kvtune::native::cuda::{Numerics, Upload, graph_replays, pinned};
 use kvtune::recipe::{BufferKind, Dtype, Storage};
 use support::case::{Case, NEAR_BF16, PLAIN, Trains, Width, cosine_of_bf16, registered_policies, run};
@@ -242,7 +242,7 @@ fn weights_arrive_as_they_lie_in_the_file() {
 #[test]
 fn weights_are_drawn_where_they_lie() {
     let Some(device) = gpu() else { return };
-    let model = Model::drawn(&fixture::fixture("model-qwen2"), Dtype::Bf16, device).unwrap();
+    let model = Model::load(ModelSource::from(&fixture::fixture("model-qwen2")).drawn(), Dtype::Bf16, device).unwrap();
     let ids = Tensor::arange(512, (Kind::Int64, device)).view([1, 512]);
     let embedded = model.embed(&ids).to_kind(Kind::Float);
     let spread = embedded.std(true).double_value(&[]);

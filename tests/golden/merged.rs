@@ -119,7 +119,7 @@ fn every_kind_of_adapter_keeps_its_function() {
         differences.push(furthest(&of(load(&base).with_adapter(adapter(&base, &out("peft")))), &apart));
         for (target, place) in [(ExportTarget::Vllm, "vllm"), (GGUF_ADAPTER, "gguf")] {
             match exported(&base, &name, target, &out(place)) {
-                // What is in such a file, `gguf_adapter.rs` reads.
+                // What is in such a file, `gguf_written.rs` reads.
                 Ok(_) if target == GGUF_ADAPTER => assert!(out(place).join("adapter.gguf").exists()),
                 Ok(_) => {
                     let settings: Value =

@@ -25,7 +25,7 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
     let of_run =
         recipe_beside(dir).filter(|_| is_adapter && base.is_none()).map(|recipe| Recipe::load(&recipe, &[])).transpose()?;
     let quantize = of_run.and_then(|resolved| resolved.recipe.model.quantize);
-    let source = ModelSource { dir: &model_dir, rope_scaling: of_file.rope_scaling.as_ref(), quantize };
+    let source = ModelSource { rope_scaling: of_file.rope_scaling.as_ref(), quantize, ..ModelSource::from(&model_dir) };
     let mut model = Model::load(source, of_file.dtype, device)?;
     if is_adapter {
         file.check_base(dir, &model_dir, model.config())?;

@@ -2,6 +2,7 @@
 
 use crate::model::fields::Fields;
 use crate::model::spec::{Activation, ExpertsSpec, LayerNorms, QkNorm, QueryGrowth, RopeSpec};
+use crate::ops::frequencies::MAX_SEQUENCE_LENGTH;
 use crate::units::Fault;
 
 /// Sizes that a configuration within another one leaves out where they are those of its class ([`Family::class_sizes`]).
@@ -11,8 +12,7 @@ pub(super) const SIZES: [&str; 6] =
 /// Reads what stands in each of so many layers.
 type ByLayer<T> = fn(Fields<'_>, usize) -> Result<Vec<T>, Fault>;
 
-/// A family of models, by the `model_type` of its `config.json`. What most families have in common is [`Family::USUAL`]; what is a
-/// default holds where `config.json` doesn't say.
+/// A family by the `model_type` of its `config.json`: how it differs from [`Self::USUAL`]. A default holds where `config.json` doesn't say.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
 pub(in crate::model) struct Family {
@@ -109,8 +109,7 @@ pub(in crate::model) struct RopeRules {
     pub(in crate::model) further_keys: &'static [&'static str],
     /// Names of kinds that mean another one here, and which.
     pub(in crate::model) aliases: &'static [(&'static str, &'static str)],
-    /// The original length when `config.json` does not say it beside the table. Where a family has one, the length is read there alone,
-    /// whatever the table says.
+    /// The original length when `config.json` does not say it beside the table. Families that have one do not look for it in the table.
     pub(in crate::model) default_original: Option<usize>,
     /// Layers that slide and those that do not may have a table each.
     pub(in crate::model) has_table_by_type: bool,
@@ -181,5 +180,35 @@ pub(in crate::model) struct SlidingLayers {
 impl SlidingLayers {
     pub(super) fn none(num_layers: usize) -> Self {
         Self { window: None, slides: vec![false; num_layers] }
+    }
+
+    /// Every layer has the same window, or none.
+    pub(super) fn every_layer(fields: Fields<'_>, num_layers: usize, default: Option<usize>) -> Result<Self, Fault> {
+        Ok(Self { window: Self::window(fields, default)?, slides: vec![true; num_layers] })
+    }
+
+    /// All but each `pattern`-th layer slide.
+    pub(super) fn but_each(pattern: usize, fields: Fields<'_>, num_layers: usize, default: usize) -> Result<Self, Fault> {
+        let slides = (1..=num_layers).map(|layer| !layer.is_multiple_of(pattern)).collect();
+        Ok(Self { window: Self::window(fields, Some(default))?, slides })
+    }
+
+    /// The upper layers slide, from `max_window_layers` on; both numbers mean nothing unless `use_sliding_window` is set.
+    pub(super) fn upper_layers(fields: Fields<'_>, num_layers: usize) -> Result<Self, Fault> {
+        if !fields.flag_or("use_sliding_window", false)? {
+            return Ok(Self::none(num_layers));
+        }
+        let Some(window) = Self::window(fields, Some(4096))? else { return Ok(Self::none(num_layers)) };
+        let first = fields.count_from_zero_or("max_window_layers", 28)?;
+        Ok(Self { window: Some(window), slides: (0..num_layers).map(|layer| layer >= first).collect() })
+    }
+
+    /// `sliding_window`: a null is no window, where a missing key is the default.
+    pub(super) fn window(fields: Fields<'_>, default: Option<usize>) -> Result<Option<usize>, Fault> {
+        const KEY: &str = "sliding_window";
+        if fields.get(KEY).is_none() {
+            return Ok(default.filter(|_| !fields.is_null(KEY)));
+        }
+        fields.count(KEY, MAX_SEQUENCE_LENGTH).map(Some)
     }
 }

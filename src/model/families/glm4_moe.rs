@@ -1,20 +1,14 @@
 //! GLM-4.5 (arXiv 2508.06471): above some dense layers, experts that a router with sigmoids prefers one by one, with a shared one beside
 //! them; queries and keys are rotated in half of their channels.
 
-use super::experts::{ExpertKeys, MAX_EXPERTS, experts};
 use super::family::{Biases, Family, RopeRules};
-use super::layers::MAX_INTERMEDIATE;
-use super::qwen3_moe;
+use super::layers::{ExpertKeys, MAX_EXPERTS, MAX_INTERMEDIATE, experts};
+use super::qwen;
 use crate::model::fields::Fields;
 use crate::model::spec::{ExpertsSpec, Preference, QkNorm};
 use crate::units::Fault;
 
-const KEYS: ExpertKeys = ExpertKeys {
-    num_experts: &["n_routed_experts", "num_local_experts"],
-    width: "moe_intermediate_size",
-    default_experts: 128,
-    default_top_k: 8,
-};
+const KEYS: ExpertKeys = ExpertKeys { num_experts: &["n_routed_experts", "num_local_experts"], ..qwen::KEYS };
 
 pub(super) const FAMILY: Family = Family {
     model_type: "glm4_moe",
@@ -33,7 +27,7 @@ pub(super) const FAMILY: Family = Family {
 
 /// Layers have experts from `first_k_dense_replace` on.
 fn upper_layers(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, Fault> {
-    let spec = experts(fields, &KEYS, &qwen3_moe::NAMES)?;
+    let spec = experts(fields, &KEYS, &qwen::NAMES)?;
     let shared = fields.count_from_zero_or("n_shared_experts", 1)?;
     if shared.saturating_mul(spec.intermediate_size) > MAX_INTERMEDIATE {
         return Err(fields.range("n_shared_experts", format!("altogether no wider than {MAX_INTERMEDIATE}")));

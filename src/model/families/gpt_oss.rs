@@ -1,9 +1,7 @@
-//! gpt-oss (arXiv 2508.10925): heads with attention sinks, each second layer slides, the lowest among them, and experts in every layer, whose
-//! matrices lie side by side in checkpoints.
+//! gpt-oss (arXiv 2508.10925): attention sinks, layers 0, 2, 4, … slide, and experts in every layer, whose matrices lie side by side in files.
 
-use super::experts::{ExpertKeys, experts};
-use super::family::{Biases, Family, RopeRules};
-use super::windows;
+use super::family::{Biases, Family, RopeRules, SlidingLayers};
+use super::layers::{ExpertKeys, experts};
 use crate::model::fields::Fields;
 use crate::model::spec::{Activation, ExpertNames, ExpertsSpec};
 use crate::units::Fault;
@@ -27,7 +25,7 @@ pub(super) const FAMILY: Family = Family {
     has_sinks: true,
     has_layer_types: true,
     biases: |fields| Biases::of_attention(fields, true),
-    windows: |fields, num_layers| Ok(windows::but_each(2, num_layers, windows::width(fields, Some(128))?)),
+    windows: |fields, num_layers| SlidingLayers::but_each(2, fields, num_layers, 128),
     experts: every_layer,
     ..Family::USUAL
 };

@@ -1,54 +1,41 @@
-//! What differs between model families, and only that: one small file each, and one line in [`FAMILIES`].
+//! What differs between model families, and only that: those that descend from one another in one file, each with a line in [`FAMILIES`].
 
-mod experts;
 mod family;
-mod gemma2;
-mod gemma3;
+mod gemma;
 mod glm4_moe;
 mod gpt_oss;
-mod granite;
 mod layers;
 mod llama;
-mod ministral3;
 mod mistral;
-mod mixtral;
-mod olmo2;
-mod olmo3;
+mod olmo;
 mod phi3;
-mod qwen2;
-mod qwen3;
-mod qwen3_moe;
+mod qwen;
 mod rope;
-mod rope_kinds;
-mod seed_oss;
-mod smollm3;
-mod windows;
 mod wrapper;
 
 pub(super) use family::Family;
 pub(super) use layers::{MAX_HIDDEN, dropouts, layers};
-pub(super) use rope::{TABLES, max_positions};
-pub(super) use rope_kinds::is_longrope;
+pub(super) use rope::{FULL, ORIGINAL, SLIDING, TABLES, is_longrope, max_positions};
 pub(super) use wrapper::{is_wrapped, own_name, unwrapped};
 
 pub(super) const FAMILIES: &[&Family] = &[
-    &gemma2::FAMILY,
-    &gemma3::FAMILY,
+    &gemma::GEMMA2,
+    &gemma::GEMMA3,
     &glm4_moe::FAMILY,
     &gpt_oss::FAMILY,
-    &granite::FAMILY,
-    &llama::FAMILY,
-    &ministral3::FAMILY,
-    &mistral::FAMILY,
-    &mixtral::FAMILY,
-    &olmo2::FAMILY,
-    &olmo3::FAMILY,
+    &llama::GRANITE,
+    &llama::LLAMA,
+    &mistral::MINISTRAL3,
+    &mistral::MISTRAL,
+    &mistral::MIXTRAL,
+    &olmo::OLMO2,
+    &olmo::OLMO3,
     &phi3::FAMILY,
-    &qwen2::FAMILY,
-    &qwen3::FAMILY,
-    &qwen3_moe::FAMILY,
-    &seed_oss::FAMILY,
-    &smollm3::FAMILY,
+    &qwen::QWEN2,
+    &qwen::QWEN3,
+    &qwen::QWEN3_MOE,
+    &llama::SEED_OSS,
+    &llama::SMOLLM3,
 ];
 
 pub(super) fn find(model_type: &str) -> Option<&'static Family> {

@@ -1,7 +1,6 @@
 //! Phi-3 and Phi-4: one linear for queries, keys and values, and one for gate and up.
 
-use super::family::{Family, RopeRules};
-use super::windows;
+use super::family::{Family, RopeRules, SlidingLayers};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "phi3",
@@ -13,6 +12,6 @@ pub(super) const FAMILY: Family = Family {
     // Files of the first models use these names for what was later called `longrope`.
     rope: RopeRules { aliases: &[("su", "longrope"), ("yarn", "longrope")], default_original: Some(4096), ..RopeRules::USUAL },
     dropouts: &[("attention_dropout", 0.0), ("resid_pdrop", 0.0), ("embd_pdrop", 0.0)],
-    windows: |fields, num_layers| windows::every_layer(fields, num_layers, None),
+    windows: |fields, num_layers| SlidingLayers::every_layer(fields, num_layers, None),
     ..Family::USUAL
 };

@@ -44,8 +44,7 @@ pub struct PeftConfig {
     pub use_dora: bool,
     /// How a new adapter begins. One that began as a part of the weights is written as LoRA beside them as they were.
     pub init: InitLora,
-    /// An addition to the embedding is trained for the output projection, too, and stands in the file twice. It is never written: once
-    /// they are read, there are two targets.
+    /// An addition to the embedding is trained for the output projection, too, and stands in the file twice. Once it is read, there are two targets.
     pub ties_output: bool,
     /// The file has copies of embedding or output projection that its settings do not name. No key of the file: the tensors say it.
     pub has_unnamed: bool,
@@ -90,8 +89,7 @@ impl PeftConfig {
         alpha / if self.use_rslora { r.sqrt() } else { r }
     }
 
-    /// Whether a whole copy of a module is trained, by its name in the model. As in PEFT, a name means all modules whose names end in it,
-    /// inside a word too.
+    /// Whether a whole copy of a module is trained. As in PEFT, a name means all modules whose names end in it, inside a word too.
     pub fn saves(&self, module: &str) -> bool {
         self.modules_to_save.iter().any(|name| module.ends_with(name.as_str()))
     }
@@ -150,7 +148,11 @@ impl PeftConfig {
         // Patterns are compiled, and take what they like.
         let subject = format!("adapter config `{}`", abridged(path.display())).into();
         let bounds = Bounds { subject, bytes: 192 << 20, time: Duration::from_secs(8) };
-        within(&bounds, || Self::from_table(&table).map_err(|expected| wrong_value(path, &expected)))
+        let wrong = |expected: String| {
+            let message = format!("`{}`: expected {}", abridged(path.display()), abridged(expected));
+            Fault::data(message, "correct that key, or fetch the file again").of_kind(FaultKind::Damaged)
+        };
+        within(&bounds, || Self::from_table(&table).map_err(wrong))
     }
 
     fn from_table(table: &Map<String, Value>) -> Result<Self, String> {
@@ -182,9 +184,7 @@ impl PeftConfig {
             revision: value("revision").as_str().filter(|revision| !revision.is_empty()).map(String::from),
             rank_pattern: patterns(table, "rank_pattern", "ranks from 1 to 65536", rank)?,
             alpha_pattern: patterns(table, "alpha_pattern", "numbers above 0", positive)?,
-            is_inner: false,
-            has_unnamed: false,
-            given: Box::default(),
+            ..Self::default()
         })
     }
 }
@@ -328,12 +328,6 @@ fn modules(table: &Map<String, Value>, key: &str, forms: &str) -> Result<ModuleS
             Err(_) => Err(format!("`{key}` as {forms}, found {value}")),
         },
     }
-}
-
-/// A key has a value that it can't have; `expected` says which and what.
-fn wrong_value(path: &Path, expected: &str) -> Fault {
-    let message = format!("`{}`: expected {}", abridged(path.display()), abridged(expected));
-    Fault::data(message, "correct that key, or fetch the file again").of_kind(FaultKind::Damaged)
 }
 
 /// Settings of an adapter that can't be followed, each as `key = value`.

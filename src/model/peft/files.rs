@@ -67,8 +67,7 @@ impl PeftFiles {
         self.extra.as_ref().filter(|extra| extra.contains(name)).unwrap_or(&self.tensors)
     }
 
-    /// Checks that the file holds exactly the tensors a model expects; the error lists all that are missing, left over, of another
-    /// shape, or of integers.
+    /// Checks that the file holds exactly the tensors `expected`; the error lists all that are missing, left over, of another shape, or of integers.
     pub fn check(&self, expected: &[(String, Vec<usize>)]) -> Result<(), Fault> {
         let by_name: BTreeMap<&str, &[usize]> = expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())).collect();
         let names = self.tensors.names().into_iter().chain(self.extra.iter().flat_map(TensorFile::names));

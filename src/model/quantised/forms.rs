@@ -1,5 +1,4 @@
-//! Packed matrices as checkpoints in safetensors have them. Codes and scales are widened to f32 exactly, and each product and sum rounds once, in
-//! the order of each format's definition.
+//! Packed matrices of safetensors. Codes and scales are widened to f32 exactly, and each operation rounds once, in the order of each format.
 
 use std::ops::Range;
 
@@ -16,8 +15,7 @@ use crate::ops::linear::PackedForm;
 pub(super) struct CodedRows {
     /// Numbers of a row of codes.
     pub(super) width: i64,
-    /// Numbers of a row of the matrix: as many, but where blocks lie over the flattened matrix and no number of them makes a row. Then each block is
-    /// a row of codes.
+    /// Numbers of a row of the matrix: as many, but where blocks over the flattened matrix make no rows. Then each block is a row of codes.
     pub(super) matrix_width: i64,
     /// Rows and columns that share a scale.
     pub(super) block: [i64; 2],
@@ -102,10 +100,7 @@ impl CodedRows {
     }
 }
 
-/// Codes of some bits that lie in bytes, those of 3 bits in eights.
-///
-/// # Shapes
-/// `(rows, bytes)`, u8; `(rows, codes)` out, with those that fill the last byte.
+/// Codes of some bits that lie in bytes, those of 3 bits in eights: `(rows, bytes)`, u8; `(rows, codes)` out, with those that fill the last byte.
 fn codes_in(bytes: &Tensor, bits: i64, is_high_nibble_first: bool) -> Tensor {
     let rows = bytes.size()[0];
     let (words, each) = match bits {
@@ -162,10 +157,8 @@ impl PackedForm for CodedRows {
     }
 }
 
-/// Values of some bits each, which lie in 32-bit words along the last axis, the first in the lowest bits; they may cross words.
-///
-/// # Shapes
-/// `(…, words)`, int32; `(…, count)`, u8 out.
+/// Values of some bits each, which lie in 32-bit words along the last axis, the first in the lowest bits; they may cross words: `(…, words)`, int32;
+/// `(…, count)`, u8 out.
 pub(super) fn unpacked_words(words: &Tensor, bits: i64, count: i64) -> Tensor {
     let common = if bits % 2 == 1 { 1 } else { bits & bits.wrapping_neg() };
     let (each, values) = (bits / common, 32 / common);
@@ -191,10 +184,7 @@ pub(super) fn unpacked_words(words: &Tensor, bits: i64, count: i64) -> Tensor {
     flat.narrow(outer.len() as i64, 0, count).to_kind(Kind::Uint8)
 }
 
-/// Values of some bits a byte's part each, the first in the lowest; eight of 3 bits in three bytes.
-///
-/// # Shapes
-/// `(rows, count)`, u8 in; `(rows, bytes)`, u8 out.
+/// Values of some bits a byte's part each, the first in the lowest; eight of 3 bits in three bytes: `(rows, count)`, u8 in; `(rows, bytes)`, u8 out.
 pub(super) fn packed_in_bytes(values: &Tensor, bits: i64) -> Tensor {
     let size = values.size();
     let each = if bits == 3 { 8 } else { 8 / bits };
@@ -267,8 +257,7 @@ pub(super) fn signed() -> Vec<f32> {
     (0..=255u8).map(|byte| f32::from(byte as i8)).collect()
 }
 
-/// 4-bit codes in blocks over the flattened matrix (bitsandbytes), the first of two in the upper half of a byte; `rest` are the parts of
-/// nested scales.
+/// 4-bit codes in blocks over the flattened matrix, the first of two in the upper half of a byte; `rest` are the parts of nested scales.
 pub(super) fn in_blocks(
     [codes, table, absmax]: [Tensor; 3],
     width: i64,

@@ -22,8 +22,8 @@ pub(super) const OF_CONFIG: [&str; 3] = ["rope_freqs.weight", "rope_factors_long
 /// The tensors of a model in a GGUF file, by the names that they have in a checkpoint.
 #[derive(Debug)]
 pub(in crate::model) struct GgufWeights {
-    pub(super) file: GgufFile,
-    pub(super) config: ModelConfig,
+    pub(in crate::model) file: GgufFile,
+    pub(in crate::model) config: ModelConfig,
 }
 
 /// Where a tensor of a checkpoint lies in the file.
@@ -79,10 +79,6 @@ impl PackedForm for GgufDtype {
 }
 
 impl GgufWeights {
-    pub(in crate::model) fn new(file: GgufFile, config: ModelConfig) -> Self {
-        Self { file, config }
-    }
-
     /// All differences between the tensors that are there and those that the model needs.
     pub(in crate::model) fn check(&self, entries: &[TensorEntry]) -> Result<(), Fault> {
         let (mut problems, mut used) = (Vec::new(), BTreeSet::new());
@@ -336,7 +332,7 @@ mod tests {
     fn every_type_is_unpacked_to_the_bit() {
         let (packed, plain) = (GgufFile::open(&fixture("gguf-types.gguf")).unwrap(), fixture("gguf-types.safetensors"));
         let (plain, config) = (TensorFile::open(&plain).unwrap(), crate::model::small::config());
-        let weights = GgufWeights::new(packed, config);
+        let weights = GgufWeights { file: packed, config };
         let mut types = BTreeSet::new();
         for name in plain.names() {
             let expected = load_tensor(&plain, &name).unwrap();

@@ -6,10 +6,10 @@ use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
 use super::config::{Ints, Quantisation};
+use super::files::STATE;
 use super::forms::{
     CodedRows, MX_BLOCK, NF4, PER_127, StoredScales, e2m1, e4m3, fp4, in_blocks, packed_in_bytes, signed, unpacked_words,
 };
-use super::parts::STATE;
 use crate::model::weights::Files;
 use crate::ops::linear::{PackedForm, PackedWeight};
 use crate::units::{Fault, quoted};

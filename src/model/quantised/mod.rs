@@ -5,14 +5,10 @@ mod config;
 mod files;
 mod forms;
 mod gguf;
-mod gguf_adapter;
-mod gguf_merged;
+mod gguf_written;
 mod load;
-mod modules;
-mod parts;
 mod quantise;
 
-pub(super) use config::{QUANTISATION, Quantisation};
+pub(super) use config::{QUANTISATION, Quantisation, QuantisedModules};
 pub(super) use gguf::GgufWeights;
-pub(super) use modules::QuantisedModules;
 pub(super) use quantise::{is_quantised, quantised, quantised_sizes};

@@ -1,5 +1,4 @@
-//! Plain matrices packed while they are loaded: as bitsandbytes does it (`functional.py`, `quantize_4bit` and `int8_vectorwise_quant`), or in MXFP4
-//! (OCP Microscaling Formats v1.0, 6.3).
+//! Plain matrices packed while they are loaded, as bitsandbytes does it (`functional.py`), or in MXFP4 (OCP Microscaling Formats v1.0, 6.3).
 
 use std::sync::Arc;
 
@@ -156,10 +155,7 @@ fn dynamic_map() -> Tensor {
     Tensor::cat(&positive.iter().chain(&negative).chain([&ends]).collect::<Vec<_>>(), 0).sort(0, false).0
 }
 
-/// Numbers divided by what is largest in their block, and these, which is 0 of a block of zeros.
-///
-/// # Shapes
-/// `(n)` in; `(blocks · blocksize)` and `(blocks)` out.
+/// Numbers divided by what is largest in their block, and these, which is 0 of a block of zeros: `(n)` in; `(blocks · blocksize)` and `(blocks)` out.
 fn in_units_of_blocks(numbers: &Tensor, blocksize: i64) -> (Tensor, Tensor) {
     let count = numbers.size()[0];
     let blocks = (count + blocksize - 1) / blocksize;

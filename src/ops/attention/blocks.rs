@@ -12,7 +12,7 @@ const HIDDEN: f64 = -1e30;
 const BLOCK: i64 = 512;
 
 /// Scores of a block of queries against all keys, `(B, G, R, m, P)`, in the accumulation kind, whatever is hidden of them.
-fn block_scores(block: &Tensor, k: &Tensor, rule: ScoreRule) -> Tensor {
+pub(super) fn block_scores(block: &Tensor, k: &Tensor, rule: ScoreRule) -> Tensor {
     let (b, h, len, d) = block.size4().unwrap_or_default();
     let (g, p) = (k.size()[1], k.size()[2]);
     let kind = accumulation_kind(block.kind());
@@ -22,7 +22,7 @@ fn block_scores(block: &Tensor, k: &Tensor, rule: ScoreRule) -> Tensor {
 }
 
 /// Scores without those of keys that a query does not see.
-fn hidden(mut scores: Tensor, start: i64, part: &KvBlock, is_causal: bool) -> Tensor {
+pub(super) fn hidden(mut scores: Tensor, start: i64, part: &KvBlock, is_causal: bool) -> Tensor {
     let (b, g, _, len, p) = scores.size5().unwrap_or_default();
     if let Some(valid) = &part.valid {
         scores = scores.masked_fill(&valid.logical_not().view([b, g, 1, 1, p]), HIDDEN);
@@ -38,10 +38,7 @@ fn hidden(mut scores: Tensor, start: i64, part: &KvBlock, is_causal: bool) -> Te
     scores
 }
 
-/// One part forward.
-///
-/// # Shapes
-/// `q (B, H, n, D)`, a part of `P > 0` slots; a causal part has `P = n`.
+/// One part forward: `q (B, H, n, D)`, a part of `P > 0` slots; a causal part has `P = n`.
 pub(super) fn forward(q: &Tensor, part: &KvBlock, is_causal: bool, rule: ScoreRule) -> Attended {
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let kind = accumulation_kind(q.kind());
@@ -60,11 +57,7 @@ pub(super) fn forward(q: &Tensor, part: &KvBlock, is_causal: bool, rule: ScoreRu
     Attended { out_bhnd: Tensor::cat(&outs, 2), lse_bhn: Tensor::cat(&lses, 2) }
 }
 
-/// One part backward, a block of the past or the chunk's own, from the merged output and log-sum-exp: the gradients of the queries, and of
-/// the part in the accumulation kind.
-///
-/// # Shapes
-/// As in [`forward`].
+/// Goes back through [`forward`] from the merged output and log-sum-exp: gradients of the queries, and of the part in the accumulation kind.
 pub(super) fn backward(dout: &Tensor, chunk: &Qkv, past: Option<&KvBlock>, merged: &Attended) -> (Tensor, KvBlock) {
     let (part, q) = (past.unwrap_or(&chunk.own), &chunk.q_bhnd);
     let (b, h, n, d) = q.size4().unwrap_or_default();

@@ -24,8 +24,7 @@ pub struct AttentionGrads {
     pub past: Vec<KvBlock>,
 }
 
-/// A chunk as attention sees it: queries, keys and values of new tokens, rotated to their positions, and how their scores come about. Clones
-/// share the tensors.
+/// Queries, keys and values of new tokens, rotated to their positions, and how their scores come about. Clones share the tensors.
 #[derive(Debug)]
 pub struct Qkv {
     /// Queries `(B, H, n, D)`; query head `h` belongs to KV head `h / (H / G)`.
@@ -78,15 +77,17 @@ impl Queries {
 
 impl Qkv {
     /// A chunk all of whose keys count, and which lie apart from those of the past.
-    ///
-    /// # Shapes
-    /// As of its fields.
     pub fn new(q_bhnd: &Tensor, k: &Tensor, v: &Tensor, rule: ScoreRule) -> Self {
         Self { q_bhnd: q_bhnd.shallow_clone(), own: KvBlock::new(k, v), rule, sink_logit_h: None, joined: None }
     }
 
     pub fn num_tokens(&self) -> i64 {
         self.q_bhnd.size()[2]
+    }
+
+    /// Whether nothing is capped or left out: no kernel of libtorch does that.
+    pub(super) fn is_plain(&self, past: &[KvBlock]) -> bool {
+        self.rule.soft_cap.is_none() && !past.iter().chain([&self.own]).any(KvBlock::is_masked)
     }
 
     /// Query heads of a KV head.
@@ -110,9 +111,6 @@ impl ScoreRule {
 }
 
 /// A sum over many tokens of tensors like `x`, of none so far.
-///
-/// # Shapes
-/// Those of `x`.
 pub fn zero_sum_of(x: &Tensor) -> Tensor {
     Tensor::zeros(x.size(), (accumulation_kind(x.kind()), x.device()))
 }

@@ -4,8 +4,8 @@ use std::f64::consts::LOG2_E;
 
 use tch::{Kind, Tensor};
 
-use super::backend::Backend;
-use super::by_backend::all_parts;
+use super::backend::{Backend, all_parts};
+use super::blocks::{block_scores, hidden};
 use super::choice::backend_for;
 use super::chunk::{KvBlock, Qkv, Queries, ScoreRule};
 use crate::native;
@@ -30,24 +30,12 @@ pub fn attention_mass(chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, queries: 
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, H, w, P + n)` for w queries, in the kind of `lse_bhn`.
 pub fn attention_weights(chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, queries: Queries) -> Tensor {
-    let (b, h, n, d) = chunk.q_bhnd.size4().unwrap_or_default();
-    let (groups, first) = (chunk.num_kv_heads(), queries.first(n));
-    let count = n - first;
-    let kind = lse_bhn.kind();
-    let q = chunk.q_bhnd.narrow(2, first, count).to_kind(kind) * chunk.rule.scale;
-    let q = q.reshape([b, groups, h / groups * count, d]);
-    let lse = lse_bhn.narrow(2, first, count).unsqueeze(-1);
-    let token = Tensor::arange_start(first, n, (Kind::Int64, q.device())).unsqueeze(-1);
+    let (b, h, n, _) = chunk.q_bhnd.size4().unwrap_or_default();
+    let first = queries.first(n);
+    let [q, lse] = [&chunk.q_bhnd, &lse_bhn.unsqueeze(-1)].map(|x| x.narrow(2, first, n - first));
     let part = |part: &KvBlock, is_own: bool| {
-        let slots = part.k.size()[2];
-        let scores = chunk.rule.capped(q.matmul(&part.k.to_kind(kind).transpose(-1, -2)));
-        let weights = (scores.view([b, groups, h / groups, count, slots]) - lse.view([b, groups, h / groups, count, 1])).exp();
-        let hide = |weights: Tensor, hidden: &Tensor| weights.masked_fill(hidden, 0.0);
-        let by_slot = |of: &Tensor| of.view([b, groups, 1, 1, slots]);
-        let own = is_own.then(|| Tensor::arange(slots, (Kind::Int64, q.device())).gt_tensor(&token));
-        let unused = part.valid.as_ref().map(|valid| by_slot(&valid.logical_not()));
-        let unseen = part.visible_until.as_ref().map(|until| by_slot(until).le_tensor(&token));
-        own.iter().chain(&unused).chain(&unseen).fold(weights, hide).view([b, h, count, slots])
+        let scores = hidden(block_scores(&q, &part.k, chunk.rule), first, part, is_own);
+        (scores.view([b, h, n - first, part.slots()]) - &lse).exp()
     };
     Tensor::cat(&past.iter().map(|past| part(past, false)).chain([part(&chunk.own, true)]).collect::<Vec<_>>(), -1)
 }
@@ -106,10 +94,8 @@ impl MassQueries {
         Self { query: query.reshape([b * groups, count * per_group, d + 1]), per_group, rule, first: n - count, count }
     }
 
-    /// Scores of a block without the log-sum-exp, in `room`.
-    ///
-    /// # Shapes
-    /// `query (B·G, rows, D + 1)`, `keys (B·G, D + 1, slots)`; room and result `(B·G, rows, slots)`.
+    /// Scores of a block without the log-sum-exp, in `room`: `query (B·G, rows, D + 1)`, `keys (B·G, D + 1, slots)`; room and result
+    /// `(B·G, rows, slots)`.
     fn scores_less_lse(&self, query: &Tensor, keys: &Tensor, room: &Tensor) -> Tensor {
         if self.rule.soft_cap.is_none() {
             return query.bmm_out(room, keys);

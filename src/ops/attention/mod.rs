@@ -3,34 +3,29 @@
 //! Flash attention in the sense of Dao 2023 (arXiv 2307.08691): forward keeps the log-sum-exp, backward recomputes the weights. Whose
 //! kernel it is, and whether past and chunk are seen at once or as parts that are merged, is the [`Backend`].
 
-mod attention_sink;
 mod backend;
 mod blocks;
-mod by_backend;
 mod choice;
 mod chunk;
-mod joined;
 mod mass;
 mod merged;
-mod part;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tests_of_sinks;
-mod tried;
 
 use tch::Tensor;
 
-pub use attention_sink::sink_logit_backward;
 pub use backend::Backend;
 #[cfg(test)]
 pub(crate) use backend::forced;
 pub use blocks::squared_score_gradients;
+pub use choice::{KernelsOfHeads, try_kernels};
 pub use chunk::{Attended, AttentionGrads, KvBlock, ModelFeature, Qkv, Queries, ScoreRule, accumulation_kind, zero_sum_of};
 pub use mass::{attention_mass, attention_weights};
-pub use tried::{KernelsOfHeads, try_kernels};
+pub use merged::sink_logit_backward;
 
-use by_backend::{attend_backward_by, attend_by};
+use backend::{attend_backward_by, attend_by};
 use choice::backend_for;
 
 /// Attends a chunk to its past (all of it, part by part) and causally to itself.
@@ -47,7 +42,7 @@ pub fn attend_and_sum(chunk: &Qkv, past: &[KvBlock], asked: Option<Queries>) -> 
     let backend = backend_for(chunk, past);
     let Some(sink_logit_h) = &chunk.sink_logit_h else { return attend_by(backend, chunk, past, asked) };
     // What a kernel sums on the way are weights without the sink logit.
-    (attention_sink::with_sink(attend_by(backend, chunk, past, None).0, sink_logit_h), None)
+    (merged::with_sink(attend_by(backend, chunk, past, None).0, sink_logit_h), None)
 }
 
 /// The backward of [`attend`].
