@@ -102,11 +102,11 @@ impl ProcessGroup {
     fn start(&mut self, nccl: &Arc<Nccl>, device: Device) -> Result<Result<(), String>, Fault> {
         let Some(joined) = &self.joined else { return Ok(Ok(())) };
         let made = self.is_first().then(|| nccl.new_id());
-        let bytes = made.iter().flatten().flat_map(|id| id.to_bytes()).collect();
-        let group = match (NcclId::from_bytes(&self.broadcast(bytes, 0)?), made) {
-            (Some(id), _) => joined.connect(nccl.clone(), id, device)?,
-            (None, Some(Err(why))) => Err(why),
-            (None, _) => Err("rank 0 has no id".to_owned()),
+        let bytes = made.iter().flatten().flat_map(|id| id.0).collect();
+        let group = match (self.broadcast(bytes, 0)?.try_into(), made) {
+            (Ok(id), _) => joined.connect(nccl.clone(), NcclId(id), device)?,
+            (Err(_), Some(Err(why))) => Err(why),
+            (Err(_), _) => Err("rank 0 has no id".to_owned()),
         };
         let own = group.as_ref().err().cloned();
         let all = self.agree::<Option<String>>("starting NCCL", Ok(own))?;

@@ -5,6 +5,7 @@ use tch::{Device, Kind, Tensor};
 use super::ProcessGroup;
 use super::process_group::Joined;
 use crate::native::cuda::NcclGroup;
+use crate::native::or_panic;
 use crate::units::Fault;
 
 impl ProcessGroup {
@@ -50,11 +51,7 @@ impl ProcessGroup {
         padded.resize(longest, 0);
         let all = Tensor::zeros([size, longest as i64], (Kind::Uint8, Device::Cpu));
         joined.exchange(during, |group| group.gather(&all, &Tensor::from_slice(&padded)))?;
-        let of_rank = |(rank, length): (usize, &usize)| {
-            let mut own = vec![0; *length];
-            all.get(rank as i64).copy_data(&mut own, *length);
-            own
-        };
+        let of_rank = |(rank, length): (usize, &usize)| or_panic(Vec::try_from(all.get(rank as i64).narrow(0, 0, *length as i64)));
         Ok(lengths.iter().enumerate().map(of_rank).collect())
     }
 

@@ -10,7 +10,7 @@ use super::peer::{PeerGone, not_exchanged};
 use super::rendezvous::{MeetingPlace, named_interface, unreached};
 use super::{Launched, Peer};
 use crate::native::cuda::NcclGroup;
-use crate::native::{GlooGroup, GlooTimeouts, PendingExchange, SharedStore};
+use crate::native::{GlooGroup, PendingExchange, SharedStore};
 use crate::units::{Fault, Seconds};
 
 /// How long one look at an exchange under way takes.
@@ -141,10 +141,8 @@ impl Joined {
         let heartbeats = HeartbeatMonitor::start(second, &prefix, rank, size, interval(timeout))
             .map_err(|error| failed("starting the thread of its heartbeats")(error.to_string()))?;
         let monitor = PeerMonitor { rank, peers, timeout, store_of_first: !launch.is_served, heartbeats };
-        let timeouts = GlooTimeouts {
-            connecting: until.saturating_duration_since(Instant::now()).max(timeout.min(Duration::from_secs(1))),
-            exchange: timeout * (PATIENCE + 1),
-        };
+        let connecting = until.saturating_duration_since(Instant::now()).max(timeout.min(Duration::from_secs(1)));
+        let timeouts = [connecting, timeout * (PATIENCE + 1)];
         let (prefix, address) = (format!("{prefix}/gloo"), own.to_string());
         let group = GlooGroup::open(&store, &prefix, [rank, size], interface.as_deref(), &address, timeouts)
             .map_err(|reason| monitor.tell(monitor.whose_fault("connecting with all ranks", 0, &reason)))?;

@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::{Launched, Peer, heartbeat};
+use super::heartbeat::{self, RankStatus};
+use super::{Launched, Peer};
 use crate::native::{SharedStore, host_name};
 use crate::units::{Fault, Seconds, quoted};
 
@@ -82,7 +83,7 @@ impl<'a> MeetingPlace<'a> {
     /// Meets all ranks; returns where the run's keys begin, and who they are.
     pub(super) fn meet(&self, until: Instant) -> Result<(String, Vec<Peer>), Fault> {
         let (prefix, rank) = (self.agree()?, self.launch.rank);
-        self.set(&heartbeat::key(&prefix, rank), &heartbeat::first())?;
+        self.set(&heartbeat::key(&prefix, rank), &RankStatus::FIRST.to_bytes())?;
         self.set(&format!("{prefix}/host/{rank}"), host_name().as_bytes())?;
         let peers = self.wait_for_all(&prefix, until)?;
         Ok((prefix, peers))

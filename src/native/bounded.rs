@@ -57,7 +57,7 @@ thread_local! {
     /// Bytes that this thread may still allocate; `None` where it is not bounded.
     static LEFT: Cell<Option<isize>> = const { Cell::new(None) };
     /// The subject of its work. It outlives the work, at whose end the pointer goes.
-    static SUBJECT: Cell<Option<(*const u8, usize)>> = const { Cell::new(None) };
+    static SUBJECT: Cell<Option<*const str>> = const { Cell::new(None) };
     /// Set when this thread is given up; `None` where the process ends instead.
     static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
@@ -96,7 +96,7 @@ pub fn within<T>(bounds: &Bounds, work: impl FnOnce() -> T) -> T {
         at_work().remove(&number);
         LEFT.set(left);
     });
-    SUBJECT.set(Some((bounds.subject.as_ptr(), bounds.subject.len())));
+    SUBJECT.set(Some(&raw const *bounds.subject));
     LEFT.set(Some(isize::try_from(bounds.bytes).unwrap_or(isize::MAX)));
     work()
 }
@@ -191,7 +191,7 @@ fn watch() {
             match &work.given_up {
                 _ if is_in_time => {}
                 Some(given_up) => give_up(given_up),
-                None => end(work.subject.as_bytes(), "time"),
+                None => end_beyond(&work.subject, "time"),
             }
             is_in_time
         });
@@ -213,7 +213,7 @@ pub(super) fn charge(bytes: isize) {
         left.set(Some(now));
         now < 0
     });
-    if is_beyond && let Some((start, length)) = SUBJECT.get() {
+    if is_beyond && let Some(subject) = SUBJECT.get() {
         LEFT.set(None);
         // An allocator may not unwind: the thread stays where it is.
         if GIVEN_UP.with_borrow(|given_up| given_up.as_ref().map(|given_up| give_up(given_up)).is_some()) {
@@ -222,7 +222,7 @@ pub(super) fn charge(bytes: isize) {
             }
         }
         // SAFETY: the subject of the work that this thread does right now.
-        end(unsafe { std::slice::from_raw_parts(start, length) }, "memory");
+        end_beyond(unsafe { &*subject }, "memory");
     }
 }
 
@@ -233,21 +233,16 @@ fn give_up(given_up: &AtomicBool) {
     }
 }
 
-/// Allocates nothing, as the allocator calls it.
-fn end(subject: &[u8], of: &str) -> ! {
+fn end_beyond(subject: &str, of: &str) -> ! {
     const DATA: i32 = 3;
-    let mut to = std::io::stderr();
-    let parts: [&[u8]; 5] = [
-        b"error: ",
-        subject,
-        b" takes too much ",
-        of.as_bytes(),
-        b"\n\nhint: take the file from its source again; if it is meant to be so, use it in the program that it was made for\n",
-    ];
-    for part in parts {
-        let _ = to.write_all(part);
-    }
-    exit(DATA)
+    const HINT: &str = "take the file from its source again; if it is meant to be so, use it in the program that it was made for";
+    end(DATA, format_args!("{subject} takes too much {of}"), HINT)
+}
+
+/// Says why, and ends the process. Allocates nothing, as the allocator calls it.
+pub(super) fn end(code: i32, why: fmt::Arguments<'_>, hint: &str) -> ! {
+    let _ = std::io::stderr().write_fmt(format_args!("error: {why}\n\nhint: {hint}\n"));
+    exit(code)
 }
 
 #[cfg(test)]

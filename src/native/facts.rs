@@ -1,14 +1,15 @@
 //! What libtorch says of itself and of the CPU.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
+
+use rustix::termios::tcgetwinsize;
 
 unsafe extern "C" {
     safe fn kvtune_libtorch_config() -> *const c_char;
     safe fn kvtune_cpu_capability() -> *const c_char;
     fn kvtune_cpu_has(feature: *const c_char) -> c_int;
     safe fn kvtune_threads_at_work() -> i64;
-    safe fn kvtune_terminal_width(descriptor: c_int) -> c_int;
 }
 
 /// The version of the libtorch that is loaded, as it tells how it was built; [`super::libtorch_version`] is that of its headers.
@@ -39,8 +40,8 @@ pub fn threads_at_work() -> usize {
 }
 
 /// Columns of the terminal behind a stream; `None` where there is no terminal, or it does not say.
-pub fn terminal_width(stream: &impl AsRawFd) -> Option<usize> {
-    usize::try_from(kvtune_terminal_width(stream.as_raw_fd())).ok().filter(|&columns| columns > 0)
+pub fn terminal_width(stream: &impl AsFd) -> Option<usize> {
+    tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0)
 }
 
 fn text(said: *const c_char) -> Option<String> {

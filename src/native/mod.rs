@@ -2,13 +2,13 @@
 
 #![allow(unsafe_code)]
 
-mod allocated;
 mod allocator;
 mod at_end;
 mod autograd;
 mod bounded;
 pub mod cuda;
 mod facts;
+mod handle;
 mod kernels;
 mod mapped;
 mod memory;
@@ -20,11 +20,11 @@ mod syncs;
 mod threads;
 mod unpack;
 
-pub use allocated::Allocated;
 pub use allocator::Allocator;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward, take_gradient};
 pub(crate) use autograd::{or_panic, panic_text};
 pub use bounded::{Bounds, GivenUp, ProcessLimits, apart, num_given_up, within};
+pub use cuda::Allocated;
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, terminal_width, threads_at_work};
 pub use kernels::{
     AttentionShape, KvBlock, ScoreRule, add_product, attend, attend_backward, attention_mass, computes, product, widened_bytes,
@@ -34,7 +34,7 @@ pub use memory::{HostMemory, allowed_memory, line_of, machine_memory};
 pub use meter::{AllocationMeter, give_free_memory_back};
 pub use pointwise::{RotationDirection, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
 pub use quantiser::{quantise_on_cpu, restore_on_cpu};
-pub use ranks::{GlooGroup, GlooTimeouts, GroupWork, PendingExchange, SharedStore, host_name};
+pub use ranks::{GlooGroup, GroupWork, PendingExchange, SharedStore, host_name};
 pub use syncs::{SyncCounter, Syncs};
 pub use threads::{locked, make_room_for_others, try_threads, usable_cpus};
 pub use unpack::{Codes, CodesLayout, first_bad_block, packed_product, unpack};

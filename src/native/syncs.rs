@@ -1,11 +1,11 @@
 //! Counts what makes the host wait for a device: each such wait lets the device run dry.
 
-use std::ffi::c_void;
-use std::marker::PhantomData;
-use std::ptr::NonNull;
+use std::ffi::{c_int, c_void};
+
+use super::handle::Handle;
 
 unsafe extern "C" {
-    fn kvtune_waits_start() -> *mut c_void;
+    fn kvtune_waits_start(out: *mut *mut c_void) -> c_int;
     fn kvtune_waits_read(handle: *const c_void, out: *mut i64);
     fn kvtune_waits_stop(handle: *mut c_void);
 }
@@ -35,39 +35,25 @@ impl Syncs {
     pub fn since(self, earlier: Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] - earlier.0[i]))
     }
-
-    pub fn plus(self, other: Self) -> Self {
-        Self(std::array::from_fn(|i| self.0[i] + other.0[i]))
-    }
 }
 
-/// Counts for the thread that started it, and for the backwards that this thread runs, until it is dropped.
+/// Counts for the thread that started it, and for the backwards that this thread runs, until it is dropped. It ends on the thread on which it
+/// began, as a `Handle` goes to no other.
 #[derive(Debug)]
-pub struct SyncCounter {
-    handle: NonNull<c_void>,
-    /// It must end on the thread on which it began.
-    _stays: PhantomData<*const ()>,
-}
+pub struct SyncCounter(Handle);
 
 impl SyncCounter {
     /// Begins to count; `None` if libtorch does not let us.
     pub fn start() -> Option<Self> {
-        // SAFETY: takes nothing; returns an owned handle or null.
-        NonNull::new(unsafe { kvtune_waits_start() }).map(|handle| Self { handle, _stays: PhantomData })
+        // SAFETY: a new counter is written.
+        unsafe { Handle::made(kvtune_waits_stop, |out| kvtune_waits_start(out)) }.ok().map(Self)
     }
 
     pub fn read(&self) -> Syncs {
         let mut counts = [0; 7];
         // SAFETY: the handle is alive until `drop`, and there is room for one number of each kind.
-        unsafe { kvtune_waits_read(self.handle.as_ptr(), counts.as_mut_ptr()) };
+        unsafe { kvtune_waits_read(self.0.get(), counts.as_mut_ptr()) };
         Syncs(counts)
-    }
-}
-
-impl Drop for SyncCounter {
-    fn drop(&mut self) {
-        // SAFETY: the handle came from `kvtune_waits_start` on this thread and is given back once.
-        unsafe { kvtune_waits_stop(self.handle.as_ptr()) };
     }
 }
 

@@ -1,5 +1,4 @@
 //! The door to CUDA's driver: contexts, compiled kernels, launches. It is opened at run time, where there is one.
-#![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -27,6 +26,7 @@ functions! {
         device = c"cuDeviceGet": unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
         name = c"cuDeviceGetName": unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
         memory = c"cuDeviceTotalMem_v2": unsafe extern "C" fn(*mut usize, c_int) -> c_int,
+        free_memory = c"cuMemGetInfo_v2": unsafe extern "C" fn(*mut usize, *mut usize) -> c_int,
         attribute = c"cuDeviceGetAttribute": unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
         retain_context = c"cuDevicePrimaryCtxRetain": unsafe extern "C" fn(*mut Handle, c_int) -> c_int,
         push_context = c"cuCtxPushCurrent_v2": unsafe extern "C" fn(Handle) -> c_int,
@@ -49,7 +49,7 @@ functions! {
     }
 }
 
-const MULTIPROCESSORS: c_int = 16;
+pub(super) const MULTIPROCESSORS: c_int = 16;
 const PCI_BUS: c_int = 33;
 const PCI_DEVICE: c_int = 34;
 const PCI_DOMAIN: c_int = 50;
@@ -131,11 +131,7 @@ impl Calls {
         Ok((self.attribute(CAPABILITY_MAJOR, device)?, self.attribute(CAPABILITY_MINOR, device)?))
     }
 
-    pub(super) fn multiprocessors(&self, device: c_int) -> Result<u32, String> {
-        self.attribute(MULTIPROCESSORS, device)
-    }
-
-    fn attribute(&self, which: c_int, device: c_int) -> Result<u32, String> {
+    pub(super) fn attribute(&self, which: c_int, device: c_int) -> Result<u32, String> {
         // SAFETY: the number may be written.
         let value = self.number("cuDeviceGetAttribute", |number| unsafe { (self.attribute)(number, which, device) })?;
         u32::try_from(value).map_err(|_| format!("`cuDeviceGetAttribute` gives {value} for {which}"))
@@ -166,7 +162,7 @@ impl Context {
         // SAFETY: the handle may be written. A primary context that is retained stays; libtorch uses the same.
         calls.check("cuDevicePrimaryCtxRetain", unsafe { (calls.retain_context)(&raw mut handle, device) })?;
         let (major, minor) = calls.capability(device)?;
-        let multiprocessors = calls.multiprocessors(device)? as usize;
+        let multiprocessors = calls.attribute(MULTIPROCESSORS, device)? as usize;
         Ok(Self { handle, multiprocessors, architecture: (major * 10 + minor) as usize })
     }
 
@@ -179,6 +175,15 @@ impl Context {
         calls.check("cuCtxPopCurrent", unsafe { (calls.pop_context)(&raw mut popped) })?;
         done
     }
+}
+
+/// Bytes that a CUDA device has free, as the driver says; `None` without one.
+pub fn free_device_memory(index: usize) -> Option<u64> {
+    let (calls, context) = (Calls::get().ok()?, Context::of(index).ok()?);
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both numbers may be written.
+    let ask = || calls.check("cuMemGetInfo", unsafe { (calls.free_memory)(&raw mut free, &raw mut total) });
+    context.inside(calls, ask).ok().map(|()| free as u64)
 }
 
 /// What tells a GPU from the others of its machine, whatever number it has here: its place on the PCI bus.

@@ -1,5 +1,4 @@
 //! Finds CUDA at run time: the binary links only libtorch's CPU half, so that it starts on any machine.
-#![allow(unsafe_code)]
 
 use std::error::Error;
 use std::ffi::{CStr, c_int};
@@ -82,29 +81,6 @@ fn said(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Bytes that a CUDA device has free, as its runtime says; `None` without one. libtorch's CUDA half must be loaded.
-pub fn free_device_memory(index: usize) -> Option<u64> {
-    let this = Library::this();
-    // SAFETY: the symbols, where they are loaded, are the CUDA runtime's functions of these names and types.
-    let (memory, get_device, set_device) = unsafe {
-        let memory: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int = symbol(&this, c"cudaMemGetInfo").ok()?;
-        let get_device: unsafe extern "C" fn(*mut c_int) -> c_int = symbol(&this, c"cudaGetDevice").ok()?;
-        let set_device: unsafe extern "C" fn(c_int) -> c_int = symbol(&this, c"cudaSetDevice").ok()?;
-        (memory, get_device, set_device)
-    };
-    let (mut free, mut total, mut current) = (0, 0, 0);
-    // SAFETY: all point to numbers that may be written; the device that was current is so again at the end.
-    let statuses = unsafe {
-        let known = get_device(&raw mut current);
-        let statuses = [known, set_device(c_int::try_from(index).ok()?), memory(&raw mut free, &raw mut total)];
-        if known == 0 {
-            set_device(current);
-        }
-        statuses
-    };
-    (statuses == [0; 3]).then_some(free as u64)
-}
-
 /// The device nodes that NVIDIA's driver has made: `nvidia0`, `nvidiactl`, …, or `dxg` under WSL.
 pub fn device_nodes() -> Vec<String> {
     nodes_in(Path::new("/dev"))
@@ -123,7 +99,7 @@ pub fn libtorch_folder() -> Result<PathBuf, String> {
     folder_in(&maps).ok_or_else(|| "`libtorch_cpu.so` is not mapped into this process".to_owned())
 }
 
-pub(super) fn folder_in(maps: &str) -> Option<PathBuf> {
+fn folder_in(maps: &str) -> Option<PathBuf> {
     // 7f3a0000-7f3b0000 r--p 00000000 fe:00 1234    /opt/my torch/lib/libtorch_cpu.so
     let path =
         maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..])).find(|path| path.ends_with("/libtorch_cpu.so"))?;

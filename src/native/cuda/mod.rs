@@ -18,15 +18,15 @@ mod pointwise;
 mod streams;
 mod upload;
 
-pub use allocator::{DeviceStats, device_stats, pinned_stats, release_cached_memory, reset_device_peak};
+pub use allocator::{Allocated, DeviceStats, device_stats, pinned_stats, release_cached_memory, reset_device_peak};
 pub use attention::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
 pub use attention_mass::attention_mass;
 pub use built::{kernel_states, missing_kernels};
-pub use driver::place_of_gpu;
+pub use driver::{free_device_memory, place_of_gpu};
 pub use gpus::{Driver, Gpu};
 pub use graphs::{Graph, GraphError, GraphRecorder, graph_replays};
 pub use libraries::Companion;
-pub use load::{CudaSupport, device_nodes, free_device_memory, libtorch_folder, load_cuda};
+pub use load::{CudaSupport, device_nodes, libtorch_folder, load_cuda};
 pub use nccl::{Nccl, NcclGroup, NcclId, NcclWork};
 pub use numerics::Numerics;
 pub use nvrtc::compiler_release;

@@ -1,5 +1,4 @@
 //! NCCL by its C API, opened at run time: sums and copies of tensors between the GPUs of ranks, on a stream of their own.
-#![allow(unsafe_code)]
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -28,19 +27,7 @@ const LOOK: Duration = Duration::from_micros(100);
 /// What the ranks of one group find each other by: made by one, known to all.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct NcclId([c_char; NcclId::LENGTH]);
-
-impl NcclId {
-    const LENGTH: usize = 128;
-
-    pub fn to_bytes(self) -> Vec<u8> {
-        self.0.map(|byte| byte as u8).to_vec()
-    }
-
-    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        <[u8; Self::LENGTH]>::try_from(bytes).ok().map(|bytes| Self(bytes.map(|byte| byte as c_char)))
-    }
-}
+pub struct NcclId(pub [u8; 128]);
 
 functions! {
     /// What is asked of the library, as `nccl.h` declares it. All but the last return 0, or the number of an error.
@@ -83,7 +70,7 @@ impl Nccl {
     }
 
     pub fn new_id(&self) -> Said<NcclId> {
-        let mut id = NcclId([0; NcclId::LENGTH]);
+        let mut id = NcclId([0; 128]);
         // SAFETY: the id may be written.
         self.calls.check("ncclGetUniqueId", unsafe { (self.calls.id)(&raw mut id) }, null_mut())?;
         Ok(id)
@@ -91,12 +78,9 @@ impl Nccl {
 
     /// Waits until all ranks have come, this one with its GPU. In tests the device may be the CPU, for a library that knows no GPUs.
     pub fn join(self: &Arc<Self>, id: NcclId, rank: usize, size: usize, device: Device) -> Said<NcclGroup> {
-        let stream = match device {
-            Device::Cuda(index) => Some((index, SideStream::new(index))),
-            _ => None,
-        };
+        let stream = if let Device::Cuda(index) = device { Some(SideStream::new(index)) } else { None };
         // Its GPU is that of the thread.
-        let _entered = stream.as_ref().map(|(_, stream)| stream.enter());
+        let _entered = stream.as_ref().map(SideStream::enter);
         let mut communicator = null_mut();
         // SAFETY: the pointer may be written; id and numbers are passed by value.
         let code = unsafe { (self.calls.init)(&raw mut communicator, size as c_int, id, rank as c_int) };
@@ -130,7 +114,8 @@ pub struct NcclGroup {
     /// Null once it is closed.
     communicator: Cell<Communicator>,
     device: Device,
-    stream: Option<(usize, SideStream)>,
+    /// None without a GPU.
+    stream: Option<SideStream>,
 }
 
 // SAFETY: NCCL lets any thread call, one at a time; a cell goes to no two threads.
@@ -172,18 +157,18 @@ impl NcclGroup {
             return Err("the GPUs are not connected any more".to_owned());
         }
         let check = |code| self.nccl.calls.check(what, code, communicator);
-        let Some((index, stream)) = &self.stream else {
+        let (Device::Cuda(index), Some(stream)) = (self.device, &self.stream) else {
             check(call(communicator, null_mut()))?;
             return Ok(NcclWork { group: self, passed: None });
         };
-        stream.wait(&CudaEvent::of_compute(*index, false));
+        stream.wait(&CudaEvent::of_compute(index, false));
         stream.holds(tensor);
         {
             let _entered = stream.enter();
-            check(call(communicator, launch_stream(*index)?))?;
+            check(call(communicator, launch_stream(index)?))?;
         }
         let passed = stream.record();
-        passed.compute_waits(*index);
+        passed.compute_waits(index);
         Ok(NcclWork { group: self, passed: Some(passed) })
     }
 

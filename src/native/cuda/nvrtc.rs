@@ -1,5 +1,4 @@
 //! CUDA's run-time compiler, from where libtorch's own CUDA libraries are: no toolkit has to be installed.
-#![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::fs;
@@ -9,7 +8,7 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL};
 
-use super::load::{folder_in, functions, open_library, symbol};
+use super::load::{functions, libtorch_folder, open_library, symbol};
 use crate::native::at_end::AtEnd;
 
 type Program = *mut std::ffi::c_void;
@@ -45,15 +44,12 @@ impl Nvrtc {
     /// The compiler of this process; the reason where there is none.
     pub(super) fn get() -> Result<&'static Self, String> {
         static NVRTC: OnceLock<Result<Nvrtc, String>> = OnceLock::new();
-        NVRTC
-            .get_or_init(|| Self::open(&fs::read_to_string("/proc/self/maps").unwrap_or_default()))
-            .as_ref()
-            .map_err(Clone::clone)
+        NVRTC.get_or_init(Self::open).as_ref().map_err(Clone::clone)
     }
 
     /// From the folders of libtorch as it is mapped, else from wherever the system's loader looks.
-    fn open(maps: &str) -> Result<Self, String> {
-        let folders = folder_in(maps).map(|lib| folders_beside(&lib)).unwrap_or_default();
+    fn open() -> Result<Self, String> {
+        let folders = libtorch_folder().map(|lib| folders_beside(&lib)).unwrap_or_default();
         if let Some((builtins, compiler)) = folders.iter().find_map(|folder| libraries_in(folder)) {
             // By its path, before the compiler asks for it by its name: the loader's own search would not come here. It stays.
             let _handle = open_library(&builtins, RTLD_GLOBAL)?.into_raw();

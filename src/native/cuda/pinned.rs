@@ -4,14 +4,13 @@ use std::ffi::c_int;
 use std::sync::{Mutex, OnceLock};
 
 use tch::{Device, Kind, Tensor, kind::Element};
-use torch_sys::C_tensor;
 
-use crate::native::autograd::tensors;
+use crate::native::autograd::{Raw, tensors};
 use crate::native::locked;
 use crate::native::memory::{HostMemory, allowed_memory, machine_memory};
 
 unsafe extern "C" {
-    fn kvtune_pinned_bytes(count: i64, out: *mut *mut C_tensor) -> c_int;
+    fn kvtune_pinned_bytes(count: i64, out: *mut Raw) -> c_int;
 }
 
 /// The part of the memory that locked memory leaves to everybody else: an eighth.
@@ -37,13 +36,13 @@ pub fn host_memory(len: i64, device: Device) -> (Tensor, bool) {
     if device == Device::Cpu || len == 0 {
         return pageable();
     }
-    pinned(len).map_or_else(
-        |reason| {
+    match pinned(len) {
+        Ok(memory) => (memory, true),
+        Err(reason) => {
             locked(&REFUSED).get_or_insert(reason);
             pageable()
-        },
-        |memory| (memory, true),
-    )
+        }
+    }
 }
 
 /// [`host_memory`] for a tensor of this size and kind.

@@ -1,16 +1,14 @@
 //! Bytes of the host on their way to a device, through stretches of pinned memory.
-#![allow(unsafe_code)]
 
 use std::ffi::c_int;
 
 use tch::{Device, Kind, Tensor};
-use torch_sys::C_tensor;
 
 use super::pinned::pinned;
-use crate::native::autograd::{BackwardError, check, pointer};
+use crate::native::autograd::{BackwardError, Raw, check, pointer};
 
 unsafe extern "C" {
-    fn kvtune_upload(from: *const u8, bytes: i64, to: *mut C_tensor, stretches: *const *mut C_tensor) -> c_int;
+    fn kvtune_upload(from: *const u8, bytes: i64, to: Raw, stretches: *const Raw) -> c_int;
 }
 
 /// Bytes of each of the two stretches: long enough that a copy is worth its start.

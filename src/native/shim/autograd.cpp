@@ -9,11 +9,13 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <vector>
+#include <utility>
 
 namespace {
 
+using kvtune::giving;
 using kvtune::guarded;
+using kvtune::Tensors;
 
 // Gradients in (null = undefined) and out (null = none, else owned by the caller); 0 on success, else a message of at most `len` bytes.
 using Callback = int (*)(void* user, at::Tensor** grads_in, size_t num_in, at::Tensor** grads_out, size_t num_out, char* message, size_t len);
@@ -59,8 +61,8 @@ struct ClosureNode : torch::autograd::Node {
   std::string name() const override { return "kvtune::ClosureNode"; }
 };
 
-std::vector<at::Tensor> gathered(at::Tensor** tensors, size_t count) {
-  std::vector<at::Tensor> list;
+Tensors gathered(at::Tensor** tensors, size_t count) {
+  Tensors list;
   list.reserve(count);
   for (size_t i = 0; i < count; ++i) list.push_back(tensors[i] ? *tensors[i] : at::Tensor());
   return list;
@@ -99,19 +101,14 @@ int kvtune_backward(at::Tensor** roots, at::Tensor** grads, size_t count) {
 
 // The `.grad` of a leaf, which has none from then on; null where it had none.
 int kvtune_take_gradient(at::Tensor* leaf, at::Tensor** result) {
-  return guarded([&] {
-    at::Tensor& grad = leaf->mutable_grad();
-    *result = grad.defined() ? new at::Tensor(std::move(grad)) : nullptr;
-    grad = at::Tensor();
-  });
+  return giving(result, [&] { return Tensors{std::exchange(leaf->mutable_grad(), at::Tensor())}; });
 }
 
 // `results[i]` receives a new tensor, or null where the roots do not depend on `inputs[i]`.
 int kvtune_grad(at::Tensor** roots, at::Tensor** grads, size_t count, at::Tensor** inputs, at::Tensor** results, size_t num_inputs) {
-  return guarded([&] {
-    auto list = torch::autograd::grad(gathered(roots, count), gathered(inputs, num_inputs), gathered(grads, count),
-                                      /*retain_graph=*/std::nullopt, /*create_graph=*/false, /*allow_unused=*/true);
-    for (size_t i = 0; i < num_inputs; ++i) results[i] = list[i].defined() ? new at::Tensor(list[i]) : nullptr;
+  return giving(results, [&] {
+    return torch::autograd::grad(gathered(roots, count), gathered(inputs, num_inputs), gathered(grads, count),
+                                 /*retain_graph=*/std::nullopt, /*create_graph=*/false, /*allow_unused=*/true);
   });
 }
 

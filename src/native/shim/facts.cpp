@@ -3,8 +3,6 @@
 
 #include <ATen/Version.h>
 #include <ATen/cpu/Utils.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
 namespace {
 
@@ -32,11 +30,6 @@ int kvtune_cpu_has(const char* feature) {
     has = found != all.end() && found->second.isBool() && found->second.toBool();
   });
   return has;
-}
-
-int kvtune_terminal_width(int descriptor) {
-  winsize size{};
-  return isatty(descriptor) && ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
 }  // extern "C"

@@ -64,13 +64,3 @@ void before_libraries(int, char**, char**) {
 __attribute__((section(".preinit_array"), used)) void (*const first)(int, char**, char**) = before_libraries;
 
 }  // namespace
-
-// Says that so many bytes were not to be had, and ends the process.
-extern "C" [[noreturn]] void kvtune_out_of_memory(size_t bytes) {
-  char text[160];
-  snprintf(text, sizeof text,
-           "error: memory does not suffice: %zu bytes more were not to be had\n\nhint: raise the limit of memory (`ulimit -v`), or ask for less\n",
-           bytes);
-  say(text);
-  _exit(kNoMemory);
-}

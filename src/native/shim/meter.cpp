@@ -1,4 +1,6 @@
 // Counts what libtorch's allocators hand out to one thread and take back from it.
+#include "guarded.h"
+
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -46,19 +48,17 @@ constexpr auto kind = c10::DebugInfoKind::PROFILER_STATE;
 
 extern "C" {
 
-void* kvtune_meter_start() {
-  try {
+int kvtune_meter_start(Shared** out) {
+  return kvtune::guarded([&] {
     auto meter = std::make_shared<Meter>();
     c10::ThreadLocalDebugInfo::_push(kind, meter);
-    return new Shared(meter);
-  } catch (...) {
-    return nullptr;
-  }
+    *out = new Shared(meter);
+  });
 }
 
 // live, peak, reserved of the host, then of the device.
-void kvtune_meter_read(const void* handle, int64_t* out) {
-  const Meter& meter = **static_cast<const Shared*>(handle);
+void kvtune_meter_read(const Shared* handle, int64_t* out) {
+  const Meter& meter = **handle;
   std::lock_guard<std::mutex> lock(meter.mutex);
   for (const Count* count : {&meter.host, &meter.device}) {
     *out++ = count->live;
@@ -67,20 +67,16 @@ void kvtune_meter_read(const void* handle, int64_t* out) {
   }
 }
 
-void kvtune_meter_reset_peak(const void* handle) {
-  Meter& meter = **static_cast<const Shared*>(handle);
+void kvtune_meter_reset_peak(const Shared* handle) {
+  Meter& meter = **handle;
   std::lock_guard<std::mutex> lock(meter.mutex);
   for (Count* count : {&meter.host, &meter.device}) count->peak = count->live;
 }
 
-void kvtune_meter_stop(void* handle) {
-  auto* meter = static_cast<Shared*>(handle);
-  try {
-    c10::ThreadLocalDebugInfo::_pop(kind);
-  } catch (...) {
-    // Another profiler was begun in between and not ended: it stands in front of this one, which then goes on for nobody.
-  }
-  delete meter;
+void kvtune_meter_stop(Shared* handle) {
+  // It fails where another profiler was begun in between and not ended: that stands in front of this one, which then goes on for nobody.
+  kvtune::guarded([] { c10::ThreadLocalDebugInfo::_pop(kind); });
+  delete handle;
 }
 
 // Of all arenas: MALLCTL_ARENAS_ALL is 4096.

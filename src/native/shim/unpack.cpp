@@ -180,46 +180,34 @@ template <class B> INLINE void unpacked(const uint8_t* from, int64_t blocks, flo
 
 struct Form {
   int64_t numbers, bytes;
-  // Where scale and minimum lie in a block, if they are f16.
   int halves[2];
   void (*unpack)(const uint8_t* from, int64_t blocks, float* to);
 };
 
-#define FORM(B) \
-  VARIANTS void unpack_##B(const uint8_t* from, int64_t blocks, float* to) { unpacked<B>(from, blocks, to); }
-FORM(Q4_0)
-FORM(Q4_1)
-FORM(Q5_0)
-FORM(Q5_1)
-FORM(Q8_0)
-FORM(Q2_K)
-FORM(Q3_K)
-FORM(Q4_K)
-FORM(Q5_K)
-FORM(Q6_K)
-FORM(IQ4_NL)
-FORM(IQ4_XS)
-FORM(MXFP4)
-#undef FORM
+// ggml's number of each, and where scale and minimum lie in a block, if they are f16.
+#define EACH_FORM(FORM) \
+  FORM(2, Q4_0, 0, -1)  \
+  FORM(3, Q4_1, 0, 2)   \
+  FORM(6, Q5_0, 0, -1)  \
+  FORM(7, Q5_1, 0, 2)   \
+  FORM(8, Q8_0, 0, -1)  \
+  FORM(10, Q2_K, 80, 82) \
+  FORM(11, Q3_K, 108, -1) \
+  FORM(12, Q4_K, 0, 2)  \
+  FORM(13, Q5_K, 0, 2)  \
+  FORM(14, Q6_K, 208, -1) \
+  FORM(20, IQ4_NL, 0, -1) \
+  FORM(23, IQ4_XS, 0, -1) \
+  FORM(39, MXFP4, -1, -1)
 
-// By ggml's numbers.
+#define UNPACK(id, B, ...) \
+  VARIANTS void unpack_##B(const uint8_t* from, int64_t blocks, float* to) { unpacked<B>(from, blocks, to); }
+EACH_FORM(UNPACK)
+#undef UNPACK
+
 Form form_of(int64_t id) {
 #define CASE(number, B, ...) case number: return {B::NUMBERS, B::BYTES, {__VA_ARGS__}, unpack_##B};
-  switch (id) {
-    CASE(2, Q4_0, 0, -1)
-    CASE(3, Q4_1, 0, 2)
-    CASE(6, Q5_0, 0, -1)
-    CASE(7, Q5_1, 0, 2)
-    CASE(8, Q8_0, 0, -1)
-    CASE(10, Q2_K, 80, 82)
-    CASE(11, Q3_K, 108, -1)
-    CASE(12, Q4_K, 0, 2)
-    CASE(13, Q5_K, 0, 2)
-    CASE(14, Q6_K, 208, -1)
-    CASE(20, IQ4_NL, 0, -1)
-    CASE(23, IQ4_XS, 0, -1)
-    CASE(39, MXFP4, -1, -1)
-  }
+  switch (id) { EACH_FORM(CASE) }
 #undef CASE
   TORCH_CHECK(false, "no packed weights have the number ", id);
 }
@@ -261,7 +249,7 @@ int kvtune_first_bad_block(at::Tensor* packed, int64_t id, int64_t* result) {
 }
 
 int kvtune_unpack(at::Tensor* packed, int64_t id, at::Tensor* like, at::Tensor** result) {
-  return guarded([&] {
+  return giving(result, [&] {
     Form form = form_of(id);
     bool fits = packed->is_cpu() && packed->scalar_type() == at::kByte && packed->dim() > 0 && packed->size(-1) % form.bytes == 0;
     TORCH_CHECK(fits, "a tensor of size ", packed->sizes(), " holds no blocks of ", form.bytes, " bytes");
@@ -273,19 +261,19 @@ int kvtune_unpack(at::Tensor* packed, int64_t id, at::Tensor* like, at::Tensor**
     BY_KIND(out, share_out_ranges(out.numel() / form.numbers, grain(form.numbers), [&](int64_t begin, int64_t end) {
       unpack_blocks(form, first + begin * form.bytes, end - begin, data<S>(out) + begin * form.numbers);
     }));
-    *result = new at::Tensor(std::move(out));
+    return Tensors{out};
   });
 }
 
 int kvtune_packed_product(at::Tensor* x, at::Tensor* packed, int64_t id, at::Tensor** result) {
-  return guarded([&] {
+  return giving(result, [&] {
     Form form = form_of(id);
     bool fits = packed->is_cpu() && packed->scalar_type() == at::kByte && packed->dim() == 2 && packed->size(1) % form.bytes == 0;
     int64_t blocks = fits ? packed->size(1) / form.bytes : 0;
     at::Tensor from = packed->contiguous();
-    *result = new at::Tensor(product_of_rows(*x, from.size(0), blocks * form.numbers, [&](int64_t row, float* numbers) {
+    return Tensors{product_of_rows(*x, from.size(0), blocks * form.numbers, [&](int64_t row, float* numbers) {
       form.unpack(from.data_ptr<uint8_t>() + row * from.size(1), blocks, numbers);
-    }));
+    })};
   });
 }
 

@@ -1,6 +1,7 @@
 // Counts the operations that make the host wait for a device, by a callback of libtorch's before each operation, and by CUDA's own
 // warnings where they can be had.
 #include "waits.h"
+#include "guarded.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
@@ -86,8 +87,8 @@ void kvtune::note_wait(Wait wait) {
 
 extern "C" {
 
-void* kvtune_waits_start() {
-  try {
+int kvtune_waits_start(Counter** out) {
+  return kvtune::guarded([&] {
     auto counter = std::make_unique<Counter>();
     c10::ThreadLocalDebugInfo::_push(place, counter->counts);
     counter->callback = at::addThreadLocalCallback(at::RecordFunctionCallback(before).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
@@ -96,27 +97,22 @@ void* kvtune_waits_start() {
       counter->mode_before = *mode;
       *mode = 1;
     }
-    return counter.release();
-  } catch (...) {
-    return nullptr;
-  }
+    *out = counter.release();
+  });
 }
 
 // By the order of `Wait`.
-void kvtune_waits_read(const void* handle, int64_t* out) {
-  for (const auto& count : static_cast<const Counter*>(handle)->counts->counts) *out++ = count.load(std::memory_order_relaxed);
+void kvtune_waits_read(const Counter* counter, int64_t* out) {
+  for (const auto& count : counter->counts->counts) *out++ = count.load(std::memory_order_relaxed);
 }
 
-void kvtune_waits_stop(void* handle) {
-  std::unique_ptr<Counter> counter(static_cast<Counter*>(handle));
+void kvtune_waits_stop(Counter* handle) {
+  std::unique_ptr<Counter> counter(handle);
   if (int* mode = mode_of_cuda()) *mode = counter->mode_before;
   c10::WarningUtils::set_warning_handler(counter->listener.other);
   at::removeCallback(counter->callback);
-  try {
-    c10::ThreadLocalDebugInfo::_pop(place);
-  } catch (...) {
-    // Another count was begun in between and not ended: it stands in front of this one, which goes on for nobody.
-  }
+  // It fails where another count was begun in between and not ended: that stands in front of this one, which goes on for nobody.
+  kvtune::guarded([] { c10::ThreadLocalDebugInfo::_pop(place); });
 }
 
 }  // extern "C"

@@ -86,7 +86,7 @@ int kvtune_event_elapsed(const c10::Event* from, const c10::Event* to, double* m
 }
 
 int kvtune_pinned_bytes(int64_t count, at::Tensor** out) {
-  return guarded([&] { *out = new at::Tensor(at::empty({count}, at::TensorOptions().dtype(at::kByte).pinned_memory(true))); });
+  return kvtune::giving(out, [&] { return kvtune::Tensors{at::empty({count}, at::TensorOptions().dtype(at::kByte).pinned_memory(true))}; });
 }
 
 }  // extern "C"
