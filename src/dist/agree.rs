@@ -1,21 +1,13 @@
 //! What ranks tell each other: what each has made, or why it has not.
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 use super::ProcessGroup;
 use crate::units::{Exit, Fault, FaultKind, abridged};
 
-#[derive(Serialize, Deserialize)]
-enum Told<T> {
-    Made(T),
-    /// It was asked to stop.
-    GaveUp,
-    Failed {
-        reason: String,
-        exit: Exit,
-    },
-}
+/// What a rank has made, or why it has failed; without a reason it was asked to stop.
+type Told<T> = Result<T, Option<(String, Exit)>>;
 
 impl ProcessGroup {
     /// How many ranks run on this rank's machine, itself counted.
@@ -36,11 +28,8 @@ impl ProcessGroup {
         if self.size() == 1 {
             return made.map(|made| vec![made]);
         }
-        let told = match &made {
-            Ok(made) => Told::Made(made),
-            Err(error) if error.kind() == FaultKind::Interrupted => Told::GaveUp,
-            Err(error) => Told::Failed { reason: error.to_string(), exit: error.exit() },
-        };
+        let has_failed = |error: &Fault| error.kind() != FaultKind::Interrupted;
+        let told: Told<&T> = made.as_ref().map_err(|error| has_failed(error).then(|| (error.to_string(), error.exit())));
         let elsewhere = |rank: usize, found: &str| {
             let message = format!("{} is {}, where rank {} is {at}", self.peers()[rank], abridged(found), self.rank());
             Fault::failed(message).with_hint("see what the other ranks say, and start all with the same version of kvtune")
@@ -49,7 +38,7 @@ impl ProcessGroup {
         let all = match self.gather(format!("{at}\n{own}").as_bytes()) {
             Ok(all) => all,
             // Its own failure says more, of which the lost connection may be the cause.
-            Err(lost) => return Err(made.err().filter(|error| error.kind() != FaultKind::Interrupted).unwrap_or(lost)),
+            Err(lost) => return Err(made.err().filter(has_failed).unwrap_or(lost)),
         };
         made?;
         let (mut read, mut gave_up) = (Vec::with_capacity(all.len()), None);
@@ -58,11 +47,11 @@ impl ProcessGroup {
             let text = String::from_utf8_lossy(bytes);
             let (found, told) = text.split_once('\n').unwrap_or_default();
             // A rank that has failed where the others did not may be on its way to the end.
-            let told = serde_json::from_str(told).ok().filter(|_| found == at);
+            let told: Option<Told<T>> = serde_json::from_str(told).ok().filter(|_| found == at);
             match told.ok_or_else(|| elsewhere(rank, found))? {
-                Told::Made(made) => read.push(made),
-                Told::GaveUp => gave_up = gave_up.or(Some(peer)),
-                Told::Failed { reason, exit } => {
+                Ok(made) => read.push(made),
+                Err(None) => gave_up = gave_up.or(Some(peer)),
+                Err(Some((reason, exit))) => {
                     self.repeat();
                     let message = format!("{peer} has failed: {reason}");
                     return Err(Fault::new(exit, message).with_hint("see what that rank says; its error is the one to mend"));

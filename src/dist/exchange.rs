@@ -51,7 +51,8 @@ impl ProcessGroup {
         padded.resize(longest, 0);
         let all = Tensor::zeros([size, longest as i64], (Kind::Uint8, Device::Cpu));
         joined.exchange(during, |group| group.gather(&all, &Tensor::from_slice(&padded)))?;
-        let of_rank = |(rank, length): (usize, &usize)| or_panic(Vec::try_from(all.get(rank as i64).narrow(0, 0, *length as i64)));
+        let of_rank =
+            |(rank, length): (usize, &usize)| or_panic(Vec::try_from(all.get(rank as i64).narrow(0, 0, *length as i64)));
         Ok(lengths.iter().enumerate().map(of_rank).collect())
     }
 

@@ -156,9 +156,9 @@ impl HeartbeatMonitor {
         locked(&self.shared.lost_store).clone()
     }
 
-    /// Says a last status, unless there was one, and waits a little until it is in the store.
+    /// Says a last status, and waits a little until it is in the store.
     pub(super) fn say(&self, status: RankStatus) {
-        locked(&self.shared.last).get_or_insert(match status {
+        *locked(&self.shared.last) = Some(match status {
             RankStatus::Failed(reason) => RankStatus::Failed(quoted(reason)),
             RankStatus::Lost { rank, reason } => RankStatus::Lost { rank, reason: quoted(reason) },
             other => other,

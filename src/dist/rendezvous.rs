@@ -36,26 +36,20 @@ fn reach(launch: &Launched, timeout: Duration, until: Instant) -> Result<(Shared
     let address = format!("{}:{}", launch.address, launch.port);
     loop {
         // Names, too, may come later: a pod's is known once it runs.
-        let why = match (launch.address.as_str(), launch.port).to_socket_addrs() {
-            Ok(found) => {
-                let mut why = "the name has no address".to_owned();
-                for at in found {
-                    let left = until.saturating_duration_since(Instant::now()).max(LOOK);
-                    // First by a plain connection: it says at once what is wrong, and which of our addresses leads there.
-                    match TcpStream::connect_timeout(&at, left.min(Duration::from_secs(10)))
-                        .and_then(|stream| stream.local_addr())
-                    {
-                        Ok(own) => match SharedStore::open(&at.ip().to_string(), at.port(), None, left) {
-                            Ok(store) => return Ok((store, at, own.ip())),
-                            Err(reason) => why = reason,
-                        },
-                        Err(error) => why = error.to_string(),
-                    }
-                }
-                why
-            }
-            Err(error) => error.to_string(),
+        let (found, mut why) = match (launch.address.as_str(), launch.port).to_socket_addrs() {
+            Ok(found) => (found.collect(), "the name has no address".to_owned()),
+            Err(error) => (Vec::new(), error.to_string()),
         };
+        for at in found {
+            let left = until.saturating_duration_since(Instant::now()).max(LOOK);
+            // First by a plain connection: it says at once what is wrong, and which of our addresses leads there.
+            let own = TcpStream::connect_timeout(&at, left.min(Duration::from_secs(10))).and_then(|stream| stream.local_addr());
+            let open = |own: SocketAddr| Ok((SharedStore::open(&at.ip().to_string(), at.port(), None, left)?, at, own.ip()));
+            match own.map_err(|error| error.to_string()).and_then(open) {
+                Ok(reached) => return Ok(reached),
+                Err(reason) => why = reason,
+            }
+        }
         if Instant::now() >= until {
             return Err(unreached(launch, &address, timeout, &quoted(why)));
         }

@@ -71,9 +71,7 @@ fn pointers(tensors: &[&Tensor]) -> Vec<Raw> {
 }
 
 /// New tensors that `fill` writes; `None` where it leaves null.
-pub(super) fn tensors<const N: usize>(
-    fill: impl FnOnce(*mut Raw) -> c_int,
-) -> Result<[Option<Tensor>; N], BackwardError> {
+pub(super) fn tensors<const N: usize>(fill: impl FnOnce(*mut Raw) -> c_int) -> Result<[Option<Tensor>; N], BackwardError> {
     let made = written([null_mut(); N], |made| fill(made.cast()))?;
     // SAFETY: the call has succeeded, so each pointer is null or a new `at::Tensor` that is ours to own.
     Ok(made.map(|tensor| unsafe { owned(tensor) }))
@@ -117,7 +115,15 @@ where
     let user = Box::into_raw(Box::<Option<Backward>>::new(Some(Box::new(backward)))).cast();
     // SAFETY: all pointers are live `at::Tensor`s; the shim takes ownership of `user` and frees it through `drop_boxed`.
     check(unsafe {
-        kvtune_attach_node(inputs.as_ptr(), inputs.len(), outputs.as_ptr(), outputs.len(), run_closure, drop_boxed::<Option<Backward>>, user)
+        kvtune_attach_node(
+            inputs.as_ptr(),
+            inputs.len(),
+            outputs.as_ptr(),
+            outputs.len(),
+            run_closure,
+            drop_boxed::<Option<Backward>>,
+            user,
+        )
     })
 }
 

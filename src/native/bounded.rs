@@ -11,7 +11,7 @@ use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, Once};
+use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 use std::{fmt, fs, thread};
 
@@ -22,7 +22,7 @@ use signal_hook::low_level::exit;
 
 use super::at_end::AtEnd;
 use super::memory::line_of;
-use crate::native::locked;
+use super::threads::locked;
 
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -89,11 +89,11 @@ pub fn within<T>(bounds: &Bounds, work: impl FnOnce() -> T) -> T {
     }
     // Not counted: a thread that is given up for it would keep the lock for ever.
     let (left, subject_before) = (LEFT.take(), SUBJECT.get());
-    at_work().insert(number, AtWork { thread: gettid(), time: bounds.time, end: None, subject, given_up });
+    locked(&AT_WORK).insert(number, AtWork { thread: gettid(), time: bounds.time, end: None, subject, given_up });
     let _end = AtEnd(|| {
         LEFT.set(None);
         SUBJECT.set(subject_before);
-        at_work().remove(&number);
+        locked(&AT_WORK).remove(&number);
         LEFT.set(left);
     });
     SUBJECT.set(Some(&raw const *bounds.subject));
@@ -174,16 +174,12 @@ pub fn num_given_up() -> usize {
     NUM_GIVEN_UP.load(Ordering::Relaxed)
 }
 
-fn at_work() -> MutexGuard<'static, BTreeMap<u64, AtWork>> {
-    locked(&AT_WORK)
-}
-
 fn watch() {
     // Where the system does not tell, all time counts.
     let (began, tells) = (Instant::now(), worked(gettid()).is_some());
     loop {
         thread::sleep(LOOK);
-        at_work().retain(|_, work| {
+        locked(&AT_WORK).retain(|_, work| {
             let now = if tells { worked(work.thread) } else { Some(began.elapsed()) };
             // It may fail once: for want of an open file, say.
             let Some(now) = now else { return true };

@@ -45,7 +45,10 @@ fn compile_shim(libtorch: &Path) -> Result<(), Box<dyn Error>> {
     for folder in [SHIM.to_owned(), format!("{SHIM}/cuda")] {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == "cpp") && !kernels.contains(&path) && !unfused.contains(&path) {
+            if path.extension().is_some_and(|extension| extension == "cpp")
+                && !kernels.contains(&path)
+                && !unfused.contains(&path)
+            {
                 doors.push(path);
             }
         }

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use tch::Device;
 
 use super::cuda::{Allocated, DeviceStats, device_stats, reset_device_peak};
-use super::handle::Handle;
+use super::shim_object::ShimObject;
 
 unsafe extern "C" {
     fn kvtune_meter_start(out: *mut *mut c_void) -> c_int;
@@ -21,8 +21,8 @@ unsafe extern "C" {
 /// Counts the allocations of the thread that started it, and of the backwards that this thread runs, until it is dropped.
 #[derive(Debug)]
 pub struct AllocationMeter {
-    /// It ends on the thread on which it began, as a `Handle` goes to no other.
-    handle: Handle,
+    /// It ends on the thread on which it began, as a `ShimObject` goes to no other.
+    handle: ShimObject,
     /// A CUDA device whose allocator has statistics of its own.
     device: Option<usize>,
 }
@@ -33,7 +33,7 @@ impl AllocationMeter {
     pub fn start(device: Device) -> Option<Self> {
         let device = if let Device::Cuda(index) = device { Some(index) } else { None };
         // SAFETY: a new meter is written.
-        unsafe { Handle::made(kvtune_meter_stop, |out| kvtune_meter_start(out)) }.ok().map(|handle| Self { handle, device })
+        unsafe { ShimObject::made(kvtune_meter_stop, |out| kvtune_meter_start(out)) }.ok().map(|handle| Self { handle, device })
     }
 
     pub fn read(&self) -> (Allocated, Allocated) {

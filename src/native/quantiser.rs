@@ -9,14 +9,7 @@ use super::kernels::{computes, made, made_one};
 
 unsafe extern "C" {
     fn kvtune_quantise(x: Raw, bits: i64, results: *mut Raw) -> c_int;
-    fn kvtune_restore(
-        level: Raw,
-        range: Raw,
-        like: Raw,
-        bits: i64,
-        width: i64,
-        result: *mut Raw,
-    ) -> c_int;
+    fn kvtune_restore(level: Raw, range: Raw, like: Raw, bits: i64, width: i64, result: *mut Raw) -> c_int;
 }
 
 /// Quantises each vector along the last axis in 4, 5, 8 or 9 bits; `None` where the kernel does not serve, and libtorch's operations must.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tch::Tensor;
 
 use super::autograd::{BackwardError, Raw, check, pointer, written};
-use super::handle::Handle;
+use super::shim_object::ShimObject;
 
 unsafe extern "C" {
     fn kvtune_store_open(host: *const c_char, port: u16, listener: c_int, timeout: i64, out: *mut *mut c_void) -> c_int;
@@ -65,7 +65,7 @@ fn zero_ended(text: &str) -> Said<CString> {
 /// A client of a `TCPStore`, and where it was opened with a listener, the store itself.
 ///
 /// One call at a time: others wait, also while one waits for a key.
-pub struct SharedStore(Handle);
+pub struct SharedStore(ShimObject);
 
 // SAFETY: c10d's client takes a lock for each call.
 unsafe impl Send for SharedStore {}
@@ -80,7 +80,7 @@ impl SharedStore {
         let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);
         let (host, time) = (name.as_ptr(), millis(timeout));
         // SAFETY: a string that ends with a zero, and a socket that is given away; a new store is written.
-        said(unsafe { Handle::made(kvtune_store_close, |out| kvtune_store_open(host, port, listener, time, out)) }).map(Self)
+        said(unsafe { ShimObject::made(kvtune_store_close, |out| kvtune_store_open(host, port, listener, time, out)) }).map(Self)
     }
 
     pub fn set(&self, key: &str, value: &[u8]) -> Said<()> {
@@ -139,8 +139,9 @@ impl GlooGroup {
         let [interface, address] = [interface.as_ref(), Some(&address)].map(|name| name.map_or(null(), |name| name.as_ptr()));
         let (prefix, rank, size, time) = (prefix.as_ptr(), rank as c_int, size as c_int, millis(connecting));
         // SAFETY: an open store, strings that end with a zero or are null, and room for a pointer.
-        let group =
-            written(null_mut(), |out| unsafe { kvtune_gloo_open(store.0.get(), prefix, rank, size, interface, address, time, out) });
+        let group = written(null_mut(), |out| unsafe {
+            kvtune_gloo_open(store.0.get(), prefix, rank, size, interface, address, time, out)
+        });
         Ok(Self { group: said(group)?, timeout: millis(exchange) })
     }
 
@@ -178,12 +179,12 @@ pub trait PendingExchange {
 }
 
 /// What is dropped while it is under way keeps itself.
-pub struct GroupWork(Handle);
+pub struct GroupWork(ShimObject);
 
 impl GroupWork {
     fn begun(begin: impl FnOnce(*mut *mut c_void) -> c_int) -> Said<Self> {
         // SAFETY: a new work is written.
-        said(unsafe { Handle::made(kvtune_work_drop, begin) }).map(Self)
+        said(unsafe { ShimObject::made(kvtune_work_drop, begin) }).map(Self)
     }
 }
 

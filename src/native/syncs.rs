@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::handle::Handle;
+use super::shim_object::ShimObject;
 
 unsafe extern "C" {
     fn kvtune_waits_start(out: *mut *mut c_void) -> c_int;
@@ -38,15 +38,15 @@ impl Syncs {
 }
 
 /// Counts for the thread that started it, and for the backwards that this thread runs, until it is dropped. It ends on the thread on which it
-/// began, as a `Handle` goes to no other.
+/// began, as a `ShimObject` goes to no other.
 #[derive(Debug)]
-pub struct SyncCounter(Handle);
+pub struct SyncCounter(ShimObject);
 
 impl SyncCounter {
     /// Begins to count; `None` if libtorch does not let us.
     pub fn start() -> Option<Self> {
         // SAFETY: a new counter is written.
-        unsafe { Handle::made(kvtune_waits_stop, |out| kvtune_waits_start(out)) }.ok().map(Self)
+        unsafe { ShimObject::made(kvtune_waits_stop, |out| kvtune_waits_start(out)) }.ok().map(Self)
     }
 
     pub fn read(&self) -> Syncs {

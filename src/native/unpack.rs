@@ -8,20 +8,10 @@ use super::autograd::{Raw, or_panic, pointer, written};
 use super::kernels::made_one;
 
 unsafe extern "C" {
-    fn kvtune_codes_product(
-        x: Raw,
-        parts: *const Raw,
-        layout: *const CodesLayout,
-        result: *mut Raw,
-    ) -> c_int;
+    fn kvtune_codes_product(x: Raw, parts: *const Raw, layout: *const CodesLayout, result: *mut Raw) -> c_int;
     fn kvtune_first_bad_block(packed: Raw, id: i64, result: *mut i64) -> c_int;
     fn kvtune_packed_product(x: Raw, packed: Raw, id: i64, result: *mut Raw) -> c_int;
-    fn kvtune_unpack_codes(
-        parts: *const Raw,
-        layout: *const CodesLayout,
-        like: Raw,
-        result: *mut Raw,
-    ) -> c_int;
+    fn kvtune_unpack_codes(parts: *const Raw, layout: *const CodesLayout, like: Raw, result: *mut Raw) -> c_int;
     fn kvtune_unpack(packed: Raw, id: i64, like: Raw, result: *mut Raw) -> c_int;
 }
 

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::RTLD_LOCAL;
 
-use super::load::{functions, open_library, symbol};
+use super::load::{functions, open_library};
 use crate::native::autograd::written;
 
 unsafe extern "C" {
@@ -20,6 +20,7 @@ type Handle = *mut c_void;
 functions! {
     /// What is asked of the driver. All return 0, or the number of an error.
     pub(super) struct Calls {
+        initialise = c"cuInit": unsafe extern "C" fn(c_uint) -> c_int,
         error_string = c"cuGetErrorString": unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
         version = c"cuDriverGetVersion": unsafe extern "C" fn(*mut c_int) -> c_int,
         count = c"cuDeviceGetCount": unsafe extern "C" fn(*mut c_int) -> c_int,
@@ -58,16 +59,10 @@ const CAPABILITY_MINOR: c_int = 76;
 
 impl Calls {
     fn load() -> Result<Self, String> {
-        let library = open_library(Path::new("libcuda.so.1"), RTLD_LOCAL)?;
         // SAFETY: the types are those of cuda.h; names with `_v2` are what its macros call.
-        let (initialise, calls) = unsafe {
-            let initialise: unsafe extern "C" fn(c_uint) -> c_int = symbol(&library, c"cuInit")?;
-            (initialise, Self::find(&library)?)
-        };
-        // Never unloaded: calls and contexts live as long as the process.
-        let _handle = library.into_raw();
+        let calls = unsafe { Self::find(open_library(Path::new("libcuda.so.1"), RTLD_LOCAL)?)? };
         // SAFETY: there are no flags.
-        calls.check("cuInit", unsafe { initialise(0) })?;
+        calls.check("cuInit", unsafe { (calls.initialise)(0) })?;
         Ok(calls)
     }
 

@@ -15,8 +15,8 @@ use super::allocator::release_cached_memory;
 use super::streams::{CudaEvent, SideStream};
 use crate::native::at_end::AtEnd;
 use crate::native::autograd::{BackwardError, SILENT, check, or_panic, panic_text, written};
-use crate::native::handle::Handle;
 use crate::native::locked;
+use crate::native::shim_object::ShimObject;
 
 unsafe extern "C" {
     fn kvtune_graph_pool(out: *mut u64) -> c_int;
@@ -140,13 +140,13 @@ impl GraphRecorder {
 }
 
 #[derive(Debug)]
-pub struct Graph(Handle);
+pub struct Graph(ShimObject);
 
 impl Graph {
     /// From now on what this thread asks its stream for is captured, and not done.
     fn begin(pool: [u64; 2]) -> Result<Self, BackwardError> {
         // SAFETY: two numbers are read, and a new graph is written. When it is dropped, what is still being done of it is done to its end.
-        unsafe { Handle::made(kvtune_graph_free, |out| kvtune_graph_begin(pool.as_ptr(), out)) }.map(Self)
+        unsafe { ShimObject::made(kvtune_graph_free, |out| kvtune_graph_begin(pool.as_ptr(), out)) }.map(Self)
     }
 
     /// The end of the capture, on the stream on which it began. Where it fails the allocator may go on asking the graph whether it still

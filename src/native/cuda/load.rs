@@ -25,15 +25,11 @@ pub fn load_cuda() -> CudaSupport {
     if device_nodes().is_empty() {
         return CudaSupport::NoDevice;
     }
-    let folder = match libtorch_folder() {
-        Ok(folder) => folder,
-        Err(reason) => return CudaSupport::Unavailable(reason),
-    };
-    let path = folder.join("libtorch_cuda.so");
-    if !path.exists() {
-        return CudaSupport::Unavailable(format!("libtorch is installed without CUDA: `{}` does not exist", path.display()));
-    }
-    match open_library(&path, RTLD_GLOBAL) {
+    let opened = libtorch_folder().and_then(|folder| match folder.join("libtorch_cuda.so") {
+        path if path.exists() => open_library(&path, RTLD_GLOBAL),
+        path => Err(format!("libtorch is installed without CUDA: `{}` does not exist", path.display())),
+    });
+    match opened {
         Ok(library) => {
             // Never unloaded: its initialisers have registered kernels with libtorch_cpu for the life of the process.
             let _handle = library.into_raw();
@@ -51,16 +47,19 @@ pub(super) fn open_library(path: &Path, visibility: c_int) -> Result<Library, St
     library.map_err(|error| format!("`{}` cannot be opened: {}", path.display(), said(&error)))
 }
 
-/// A table of functions, each with its name in the library; `find` looks for them all, and is unsafe as the types must be right.
+/// A table of functions, each with its name in the library; `find` looks for them all, and is unsafe as the types must be right. The library
+/// is never unloaded from then on.
 macro_rules! functions {
     ($(#[$attribute:meta])* $visibility:vis struct $table:ident { $($field:ident = $name:literal: $kind:ty,)* }) => {
         $(#[$attribute])*
         $visibility struct $table { $($field: $kind,)* }
 
         impl $table {
-            unsafe fn find(library: &libloading::os::unix::Library) -> Result<Self, String> {
+            unsafe fn find(library: libloading::os::unix::Library) -> Result<Self, String> {
                 // SAFETY: the caller's promise.
-                Ok(unsafe { Self { $($field: $crate::native::cuda::load::symbol(library, $name)?,)* } })
+                let found = unsafe { Self { $($field: $crate::native::cuda::load::symbol(&library, $name)?,)* } };
+                let _handle = library.into_raw();
+                Ok(found)
             }
         }
     };

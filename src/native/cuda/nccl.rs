@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::driver::launch_stream;
 use super::libraries::{Companion, dotted};
-use super::load::{functions, open_library, symbol};
+use super::load::{functions, open_library};
 use super::streams::{CudaEvent, SideStream};
 use crate::native::ranks::{PendingExchange, Said};
 
@@ -30,8 +30,9 @@ const LOOK: Duration = Duration::from_micros(100);
 pub struct NcclId(pub [u8; 128]);
 
 functions! {
-    /// What is asked of the library, as `nccl.h` declares it. All but the last return 0, or the number of an error.
+    /// What is asked of the library, as `nccl.h` declares it. All but the last two return 0, or the number of an error.
     struct NcclCalls {
+        version = c"ncclGetVersion": unsafe extern "C" fn(*mut c_int) -> c_int,
         id = c"ncclGetUniqueId": unsafe extern "C" fn(*mut NcclId) -> c_int,
         init = c"ncclCommInitRank": unsafe extern "C" fn(*mut Communicator, c_int, NcclId, c_int) -> c_int,
         all_reduce = c"ncclAllReduce": unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, Stream) -> c_int,
@@ -55,17 +56,11 @@ impl Nccl {
     /// Opens the library of `path`, or where it is found otherwise: as `KVTUNE_NCCL` says, beside libtorch, or where the loader looks.
     pub fn open(path: Option<&std::path::Path>) -> Said<Arc<Self>> {
         let path = path.map_or_else(|| Companion::Nccl.path(), |path| Ok(path.to_owned()))?;
-        let library = open_library(&path, RTLD_LOCAL)?;
         // SAFETY: the types are those of nccl.h.
-        let (version, calls) = unsafe {
-            let version: unsafe extern "C" fn(*mut c_int) -> c_int = symbol(&library, c"ncclGetVersion")?;
-            (version, NcclCalls::find(&library)?)
-        };
-        // Never unloaded, for its threads.
-        let _handle = library.into_raw();
+        let calls = unsafe { NcclCalls::find(open_library(&path, RTLD_LOCAL)?)? };
         let mut number = 0;
         // SAFETY: the number may be written.
-        calls.check("ncclGetVersion", unsafe { version(&raw mut number) }, null_mut())?;
+        calls.check("ncclGetVersion", unsafe { (calls.version)(&raw mut number) }, null_mut())?;
         Ok(Arc::new(Self { calls, version: dotted(usize::try_from(number).unwrap_or(0)) }))
     }
 
@@ -114,7 +109,7 @@ pub struct NcclGroup {
     /// Null once it is closed.
     communicator: Cell<Communicator>,
     device: Device,
-    /// None without a GPU.
+    /// Absent where the device is no GPU.
     stream: Option<SideStream>,
 }
 

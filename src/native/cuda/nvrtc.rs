@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL};
 
-use super::load::{functions, libtorch_folder, open_library, symbol};
+use super::load::{functions, libtorch_folder, open_library};
 use crate::native::at_end::AtEnd;
 
 type Program = *mut std::ffi::c_void;
@@ -16,6 +16,7 @@ type Program = *mut std::ffi::c_void;
 functions! {
     /// The compiler's calls, which return 0 or the number of an error.
     struct NvrtcCalls {
+        version = c"nvrtcVersion": unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int,
         create = c"nvrtcCreateProgram": unsafe extern "C" fn(
             *mut Program,
             *const c_char,
@@ -65,17 +66,13 @@ impl Nvrtc {
 
     fn of(library: Library) -> Result<Self, String> {
         // SAFETY: the types are those of nvrtc.h.
-        let nvrtc = unsafe {
-            let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int = symbol(&library, c"nvrtcVersion")?;
-            let (mut major, mut minor) = (0, 0);
-            if version(&raw mut major, &raw mut minor) != 0 {
-                return Err("CUDA's run-time compiler does not tell its version".to_owned());
-            }
-            Self { release: format!("{major}.{minor}"), calls: NvrtcCalls::find(&library)? }
-        };
-        // Never unloaded: its calls are kept.
-        let _handle = library.into_raw();
-        Ok(nvrtc)
+        let calls = unsafe { NvrtcCalls::find(library)? };
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both numbers may be written.
+        if unsafe { (calls.version)(&raw mut major, &raw mut minor) } != 0 {
+            return Err("CUDA's run-time compiler does not tell its version".to_owned());
+        }
+        Ok(Self { release: format!("{major}.{minor}"), calls })
     }
 
     /// Compiles a text with these options, of which one must name a real architecture, as `--gpu-architecture=sm_90`: machine code, and

@@ -7,7 +7,7 @@ use std::ptr::null;
 use tch::{Cuda, Device, Tensor};
 
 use crate::native::autograd::{BackwardError, Raw, check, or_panic, pointer, written};
-use crate::native::handle::Handle;
+use crate::native::shim_object::ShimObject;
 
 unsafe extern "C" {
     fn kvtune_stream_new(index: c_int, out: *mut *mut c_void) -> c_int;
@@ -34,7 +34,7 @@ pub fn wait(device: Device) {
 /// A stream of a CUDA device beside the one on which it computes.
 #[derive(Debug)]
 pub struct SideStream {
-    handle: Handle,
+    handle: ShimObject,
     index: c_int,
 }
 
@@ -47,7 +47,7 @@ impl SideStream {
     pub fn new(index: usize) -> Self {
         let index = index as c_int;
         // SAFETY: a new object is written; the stream itself belongs to libtorch's pool.
-        Self { handle: or_panic(unsafe { Handle::made(kvtune_stream_free, |out| kvtune_stream_new(index, out)) }), index }
+        Self { handle: or_panic(unsafe { ShimObject::made(kvtune_stream_free, |out| kvtune_stream_new(index, out)) }), index }
     }
 
     /// Copies one tensor over another of the same kind, when the stream has done all that it was asked for before. The host goes on
@@ -75,10 +75,10 @@ impl SideStream {
     }
 
     /// What this thread computes goes to it from now on, until the guard is dropped.
-    /// Guards stay on their thread, as a `Handle` goes to no other, and the last one is dropped first.
-    pub(super) fn enter(&self) -> Handle {
+    /// Guards stay on their thread, as a `ShimObject` goes to no other, and the last one is dropped first.
+    pub(super) fn enter(&self) -> ShimObject {
         // SAFETY: the handle is alive, and a new guard is written.
-        or_panic(unsafe { Handle::made(kvtune_stream_leave, |out| kvtune_stream_enter(self.handle.get(), out)) })
+        or_panic(unsafe { ShimObject::made(kvtune_stream_leave, |out| kvtune_stream_enter(self.handle.get(), out)) })
     }
 
     /// The computing stream waits for all that it was asked for; the host does not. An error is told by what is asked of the device next,
@@ -100,7 +100,7 @@ impl SideStream {
 
 /// A point in the order of a stream's work, recorded once.
 #[derive(Debug)]
-pub struct CudaEvent(Handle);
+pub struct CudaEvent(ShimObject);
 
 // SAFETY: after it was recorded nothing changes it, and CUDA's runtime takes calls from all threads.
 unsafe impl Send for CudaEvent {}
@@ -119,7 +119,8 @@ impl CudaEvent {
     /// `stream` is null or alive.
     unsafe fn recorded(stream: *const c_void, index: c_int, is_timed: bool) -> Result<Self, BackwardError> {
         // SAFETY: the caller's promise; a new event is written.
-        unsafe { Handle::made(kvtune_event_free, |out| kvtune_event_record(stream, index, c_int::from(is_timed), out)) }.map(Self)
+        unsafe { ShimObject::made(kvtune_event_free, |out| kvtune_event_record(stream, index, c_int::from(is_timed), out)) }
+            .map(Self)
     }
 
     /// What this thread asks `cuda:index` to compute from now on waits for the event; the host does not.

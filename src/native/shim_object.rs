@@ -6,12 +6,12 @@ use super::autograd::{BackwardError, written};
 
 /// An object of the shim's, which is given back when this is dropped.
 #[derive(Debug)]
-pub(super) struct Handle {
+pub(super) struct ShimObject {
     object: *mut c_void,
     free: unsafe extern "C" fn(*mut c_void),
 }
 
-impl Handle {
+impl ShimObject {
     /// What `make` writes.
     ///
     /// # Safety
@@ -29,7 +29,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for ShimObject {
     fn drop(&mut self) {
         // SAFETY: it was made for `free`, and is given back once.
         unsafe { (self.free)(self.object) };
