@@ -17,10 +17,8 @@ impl ProcessGroup {
     }
 
     /// What every rank has made, by rank; all call it, at the same place, which `at` says in words. Where one has failed, all fail: that one
-    /// with its own error, the others with what it said. An interruption counts less than another failure.
-    ///
-    /// # Errors
-    /// As above, and where a rank cannot be reached.
+    /// with its own error, the others with what it said, as they do where a rank cannot be reached. An interruption counts less than another
+    /// failure.
     pub fn agree<T>(&self, at: &'static str, made: Result<T, Fault>) -> Result<Vec<T>, Fault>
     where
         T: Serialize + DeserializeOwned,
@@ -63,11 +61,7 @@ impl ProcessGroup {
         Err(Fault::failed(format!("{peer} was asked to stop")).with_hint(hint).of_kind(FaultKind::Interrupted))
     }
 
-    /// Does `work` on the first rank, while the others wait; all fail where it does, as in [`agree`](Self::agree). What it came to, where this
-    /// is the first.
-    ///
-    /// # Errors
-    /// As there.
+    /// Does `work` on the first rank, which gets what it came to, while the others wait; all fail where it does, as in [`agree`](Self::agree).
     pub fn first<T>(&self, at: &'static str, work: impl FnOnce() -> Result<T, Fault>) -> Result<Option<T>, Fault> {
         let mut done = None;
         let made = if self.is_first() { work().map(|made| done = Some(made)) } else { Ok(()) };

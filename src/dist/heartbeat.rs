@@ -1,7 +1,5 @@
-//! Heartbeats: each rank leaves its status in the store again and again and reads that of the others, on a thread of its own.
-//!
-//! Time is counted in rounds of this thread, not by the clock: who was stopped for an hour and goes on has not seen the others be
-//! silent for an hour.
+//! Heartbeats: each rank leaves its status in the store again and again and reads that of the others, on a thread of its own. Time is counted
+//! in rounds of this thread, not by the clock: who was stopped for an hour and goes on has not seen the others be silent for an hour.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

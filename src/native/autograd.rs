@@ -91,8 +91,7 @@ pub(super) fn check(rc: c_int) -> Result<(), BackwardError> {
     Err(BackwardError(message.to_string_lossy().into_owned()))
 }
 
-/// What an operation on tensors does with an error: it panics with libtorch's text, as libtorch's own operations do. The engine's
-/// door makes an error of it again.
+/// What an operation on tensors does with an error: it panics with libtorch's text, as libtorch's own do. The engine's door makes an error of it.
 pub(crate) fn or_panic<T, E: Display>(done: Result<T, E>) -> T {
     #[allow(clippy::panic, reason = "there is no other way out of an operation on tensors")]
     done.unwrap_or_else(|error| panic!("{error}"))

@@ -44,7 +44,7 @@ pub fn terminal_width(stream: &impl AsFd) -> Option<usize> {
     tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0)
 }
 
-fn text(said: *const c_char) -> Option<String> {
+pub(super) fn text(said: *const c_char) -> Option<String> {
     // SAFETY: null, or a string that ends with a zero and stays until this thread asks again.
     (!said.is_null()).then(|| unsafe { CStr::from_ptr(said) }.to_string_lossy().into_owned())
 }

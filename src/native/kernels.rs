@@ -100,8 +100,7 @@ pub struct KvBlock {
     pub further: Vec<Tensor>,
     /// Which slots count `(B, G, P)`, bool, where not all of them do.
     pub valid: Option<Tensor>,
-    /// How many of the chunk's tokens, from the first on, see each slot `(B, G, P)`, int64; `None` where all do. A sliding window
-    /// ends the sight of a key so.
+    /// How many of the chunk's tokens, from the first on, see each slot `(B, G, P)`, int64, as a sliding window has it; `None` where all do.
     pub visible_until: Option<Tensor>,
 }
 
@@ -171,11 +170,9 @@ impl KvBlock {
 pub struct ScoreRule {
     /// The factor on `q · k`.
     pub scale: f64,
-    /// The most keys that a query sees, its own among them: those of positions p − window < k ≤ p. `None` without a limit. Kernels are told by
-    /// [`KvBlock::visible_until`].
+    /// The most keys that a query sees, if there is a limit: those of positions p − window < k ≤ p. [`KvBlock::visible_until`] tells kernels.
     pub window: Option<usize>,
-    /// What no score exceeds, above 0: scores s become cap · tanh(s / cap), before anything is hidden (Gemma 2, arXiv 2408.00118,
-    /// section 2). `None` without a cap.
+    /// What no score exceeds, if anything: scores s become cap · tanh(s / cap), before any is hidden (Gemma 2, arXiv 2408.00118, section 2).
     pub soft_cap: Option<f64>,
 }
 

@@ -12,8 +12,7 @@ unsafe extern "C" {
     fn kvtune_meter_read(handle: *const c_void, out: *mut i64);
     fn kvtune_meter_reset_peak(handle: *const c_void);
     fn kvtune_meter_stop(handle: *mut c_void);
-    /// Gives memory that the binary's allocator keeps for later back to the system, so that what is resident is in use. With another
-    /// allocator nothing is done.
+    /// Gives what the binary's allocator keeps for later back to the system, so that what is resident is in use; another allocator's stays.
     #[link_name = "kvtune_give_free_memory_back"]
     pub safe fn give_free_memory_back();
 }

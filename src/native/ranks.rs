@@ -73,8 +73,7 @@ unsafe impl Send for SharedStore {}
 unsafe impl Sync for SharedStore {}
 
 impl SharedStore {
-    /// Connects with the store at `host`, or serves it by `listener` and connects with that. `timeout` is for this and for
-    /// each [`get`](Self::get).
+    /// Connects with the store at `host`, which it serves where there is a `listener`. `timeout` is for this and for each [`get`](Self::get).
     pub fn open(host: &str, port: u16, listener: Option<TcpListener>, timeout: Duration) -> Said<Self> {
         let name = zero_ended(host)?;
         let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);

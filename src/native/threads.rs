@@ -140,8 +140,7 @@ impl LoadWatch {
     }
 }
 
-/// Threads of libgomp's that sleep until this is dropped; `None` where the system has not so many more for us: libgomp would end the process
-/// for it.
+/// Threads of libgomp's that sleep until this is dropped; `None` where the system has not so many more: libgomp would end the process for it.
 fn sleeping_threads(count: usize) -> Option<AtEnd<impl FnMut()>> {
     try_threads(count + 1).ok()?;
     let (end, ended) = channel::<()>();

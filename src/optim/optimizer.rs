@@ -111,7 +111,6 @@ impl Optimizer {
 
     pub fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), Fault> {
         let by_name = by_name(state);
-        let find = |name: &str| by_name.get(name).copied().ok_or_else(|| other_state(&format!("`{name}` is missing")));
         let own = self.remembered.iter().flat_map(Remembered::names).chain([STEP.to_owned()]);
         let (own, saved): (BTreeSet<String>, BTreeSet<String>) =
             (own.collect(), state.iter().map(|(name, _)| name.clone()).collect());
@@ -123,11 +122,11 @@ impl Optimizer {
                 return Err(other_state(&format!("{what} {names}")));
             }
         }
-        self.step = find(STEP)?.to_kind(Kind::Int64).int64_value(&[0]);
+        self.step = by_name[STEP].to_kind(Kind::Int64).int64_value(&[0]);
         for own in &mut self.remembered {
             let mut tensors = Vec::new();
             for (name, now) in own.named() {
-                let saved = find(&name)?;
+                let saved = by_name[name.as_str()];
                 if (saved.size(), saved.kind()) != (now.size(), now.kind()) {
                     let [expected, found] = [&now, saved].map(|t| format!("{:?} {:?}", t.size(), t.kind()));
                     return Err(other_state(&format!("`{name}`: expected {expected}, found {found}")));

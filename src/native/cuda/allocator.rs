@@ -50,8 +50,7 @@ pub fn reset_device_peak(index: usize) -> bool {
     check(unsafe { kvtune_device_reset_peak(index as c_int) }).is_ok()
 }
 
-/// Gives the device back what no tensor uses, so that other sizes can be cut from it, and the system what is pinned for none. Nothing happens
-/// where the device is the CPU.
+/// Gives the device back what no tensor uses, so that other sizes can be cut from it, and the system what is pinned for none; nothing on a CPU.
 pub fn release_cached_memory(device: Device) {
     if device.is_cuda() {
         // SAFETY: takes nothing. Where it fails the next allocation says so.

@@ -45,8 +45,7 @@ type States = BTreeMap<Which, (Result<&'static Module, String>, bool)>;
 
 static STATES: Mutex<States> = Mutex::new(States::new());
 
-/// The kernels for CUDA that were asked for so far, and why one does not serve, so that libtorch's operations do its work; `None` where it
-/// serves.
+/// The kernels for CUDA that were asked for so far, and why those that do not serve are replaced by libtorch's operations.
 pub fn kernel_states() -> Vec<(String, Option<String>)> {
     locked(&STATES).iter().map(|(which, (built, _))| (which.to_string(), built.as_ref().err().cloned())).collect()
 }

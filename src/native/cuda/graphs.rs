@@ -93,10 +93,7 @@ impl GraphRecorder {
 
     /// Does `work`, then captures it. What it reads and writes beside tensors of its own must be there at every replay, under the same
     /// addresses, and the host's part of it must have no other effect, as it is done twice now (or three times, where memory is short)
-    /// and at no replay. After an `Err` nothing more is captured on the device.
-    ///
-    /// # Panics
-    /// As `work`.
+    /// and at no replay. After an `Err` nothing more is captured on the device. It panics as `work` does.
     pub fn capture(&self, work: impl FnMut()) -> Result<Graph, GraphError> {
         let captured = self.captured(work);
         if let Err(reason) = &captured {

@@ -17,10 +17,8 @@ pub enum CudaSupport {
     Unavailable(String),
 }
 
-/// Loads libtorch's CUDA half where there is a device for it.
-///
-/// Must run before any other call into libtorch: the first question about CUDA caches "there is none", and a library loaded
-/// after that is never looked at.
+/// Loads libtorch's CUDA half where there is a device for it. Must run before any other call into libtorch: the first question about CUDA
+/// caches "there is none", and a library loaded after that is never looked at.
 pub fn load_cuda() -> CudaSupport {
     if device_nodes().is_empty() {
         return CudaSupport::NoDevice;
@@ -47,8 +45,7 @@ pub(super) fn open_library(path: &Path, visibility: c_int) -> Result<Library, St
     library.map_err(|error| format!("`{}` cannot be opened: {}", path.display(), said(&error)))
 }
 
-/// A table of functions, each with its name in the library; `find` looks for them all, and is unsafe as the types must be right. The library
-/// is never unloaded from then on.
+/// A table of functions, each with its name in a library, which `find` keeps for ever; it is unsafe, as the types must be right.
 macro_rules! functions {
     ($(#[$attribute:meta])* $visibility:vis struct $table:ident { $($field:ident = $name:literal: $kind:ty,)* }) => {
         $(#[$attribute])*

@@ -75,8 +75,7 @@ impl Nvrtc {
         Ok(Self { release: format!("{major}.{minor}"), calls })
     }
 
-    /// Compiles a text with these options, of which one must name a real architecture, as `--gpu-architecture=sm_90`: machine code, and
-    /// what the compiler said.
+    /// Compiles a text; one of the options must name a real architecture, as `--gpu-architecture=sm_90`. Machine code, and what was said of it.
     pub(super) fn compile(&self, name: &str, source: &str, options: &[String]) -> Result<(Vec<u8>, String), String> {
         let text = |text: &str| CString::new(text).map_err(|_| format!("`{name}`: a zero in its text or options"));
         let (file, source) = (text(&format!("{name}.cu"))?, text(source)?);

@@ -108,8 +108,7 @@ unsafe impl Send for CudaEvent {}
 unsafe impl Sync for CudaEvent {}
 
 impl CudaEvent {
-    /// Behind all that the stream on which this thread computes was asked for on `cuda:index`; `is_timed` where
-    /// [`Self::seconds_until`] will be asked.
+    /// Behind all that this thread has asked `cuda:index` to compute; `is_timed` where [`Self::seconds_until`] will be asked.
     pub fn of_compute(index: usize, is_timed: bool) -> Self {
         // SAFETY: no stream means the current one.
         or_panic(unsafe { Self::recorded(null(), index as c_int, is_timed) })

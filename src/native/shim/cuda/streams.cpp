@@ -76,7 +76,7 @@ int kvtune_event_query(const c10::Event* event, int* is_done) {
 int kvtune_event_synchronize(const c10::Event* event) {
   return guarded([&] {
     if (event->query()) return;
-    kvtune::note_wait(kvtune::Wait::event);
+    kvtune::note_wait("event waited for");
     event->synchronize();
   });
 }
