@@ -17,6 +17,7 @@ use crate::native::cuda::{Nccl, NcclGroup, NcclId, place_of_gpu};
 use crate::units::{Fault, Seconds};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum RankBackend {
     #[default]
     Auto,
@@ -25,17 +26,14 @@ pub enum RankBackend {
 }
 
 impl RankBackend {
-    const NAMES: [(Self, &str); 3] = [(Self::Auto, "auto"), (Self::Gloo, "gloo"), (Self::Nccl, "nccl")];
-
     pub fn parse(text: &str) -> Result<Self, &'static str> {
-        let known = Self::NAMES.into_iter().find(|(_, name)| *name == text);
-        known.map(|(known, _)| known).ok_or("expected `auto`, `gloo` or `nccl`")
+        serde_json::from_value(text.into()).map_err(|_| "expected `auto`, `gloo` or `nccl`")
     }
 }
 
 impl fmt::Display for RankBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(Self::NAMES[*self as usize].1)
+        self.serialize(f)
     }
 }
 

@@ -42,8 +42,6 @@ impl fmt::Display for GraphError {
     }
 }
 
-impl std::error::Error for GraphError {}
-
 impl From<BackwardError> for GraphError {
     fn from(error: BackwardError) -> Self {
         Self::Failed(error.0)

@@ -134,15 +134,17 @@ struct Q6_K {
   }
 };
 
+// 32 numbers of a table, those of the low halves of bytes first.
+INLINE void looked_up(const float* table, float d, const uint8_t* q, float* to) {
+  for (int i = 0; i < 16; ++i) {
+    to[i] = d * table[q[i] & 15];
+    to[i + 16] = d * table[q[i] >> 4];
+  }
+}
+
 struct IQ4_NL {
   static constexpr int64_t NUMBERS = 32, BYTES = 18;
-  INLINE void block(const uint8_t* from, float* to) {
-    float d = half_at(from);
-    for (int i = 0; i < 16; ++i) {
-      to[i] = d * NONLINEAR[from[2 + i] & 15];
-      to[i + 16] = d * NONLINEAR[from[2 + i] >> 4];
-    }
-  }
+  INLINE void block(const uint8_t* from, float* to) { looked_up(NONLINEAR, half_at(from), from + 2, to); }
 };
 
 struct IQ4_XS {
@@ -152,12 +154,7 @@ struct IQ4_XS {
     int high = from[2] | from[3] << 8;
     for (int part = 0; part < 8; ++part) {
       int scale = (from[4 + part / 2] >> 4 * (part % 2) & 15) | (high >> 2 * part & 3) << 4;
-      float of_part = d * static_cast<float>(scale - 32);
-      const uint8_t* q = from + 8 + 16 * part;
-      for (int i = 0; i < 16; ++i) {
-        to[32 * part + i] = of_part * NONLINEAR[q[i] & 15];
-        to[32 * part + i + 16] = of_part * NONLINEAR[q[i] >> 4];
-      }
+      looked_up(NONLINEAR, d * static_cast<float>(scale - 32), from + 8 + 16 * part, to + 32 * part);
     }
   }
 };
@@ -167,10 +164,7 @@ struct MXFP4 {
   INLINE void block(const uint8_t* from, float* to) {
     // 2^(e − 128), which is subnormal for the two smallest.
     float d = as<float>(from[0] < 2 ? 0x00200000u << from[0] : static_cast<uint32_t>(from[0] - 1) << 23);
-    for (int i = 0; i < 16; ++i) {
-      to[i] = d * E2M1[from[1 + i] & 15];
-      to[i + 16] = d * E2M1[from[1 + i] >> 4];
-    }
+    looked_up(E2M1, d, from + 1, to);
   }
 };
 
