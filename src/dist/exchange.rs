@@ -57,7 +57,7 @@ impl ProcessGroup {
     }
 
     /// The bytes of the rank `from`, on all; what the others give is dropped.
-    pub fn broadcast(&self, bytes: Vec<u8>, from: usize) -> Result<Vec<u8>, Fault> {
+    pub fn broadcast(&self, mut bytes: Vec<u8>, from: usize) -> Result<Vec<u8>, Fault> {
         let Some(joined) = &self.joined else { return Ok(bytes) };
         let during = "receiving what one rank has";
         let length = Tensor::from_slice(&[bytes.len() as i64]);
@@ -66,12 +66,10 @@ impl ProcessGroup {
         if length == 0 {
             return Ok(Vec::new());
         }
-        let mut bytes = bytes;
         bytes.resize(length, 0);
         let tensor = Tensor::from_slice(&bytes);
         joined.exchange(during, |group| group.broadcast(&tensor, from))?;
-        tensor.copy_data(&mut bytes, length);
-        Ok(bytes)
+        Ok(or_panic(Vec::try_from(tensor)))
     }
 
     /// Waits until all ranks are here.

@@ -208,10 +208,8 @@ impl PeerMonitor {
         let (mut looks, mut looks_at_round, mut round) = (0_u32, 0_u32, self.heartbeats.rounds());
         let begin = round;
         loop {
-            match work.wait(LOOK) {
-                Ok(true) => return Ok(()),
-                Ok(false) => {}
-                Err(reason) => return Err(self.whose_fault(during, number, &reason)),
+            if work.wait(LOOK).map_err(|reason| self.whose_fault(during, number, &reason))? {
+                return Ok(());
             }
             looks += 1;
             if self.heartbeats.rounds() != round {
@@ -273,15 +271,11 @@ impl PeerMonitor {
             if self.heartbeats.rounds() > begin + 2 * u64::from(SILENT) {
                 break;
             }
-            match self.who_is_gone(during, self.heartbeats.interval * SILENT, Duration::ZERO) {
-                Some(error) => match error.payload() {
-                    Some(PeerGone { rank, reason: sign, has_ended: false }) => {
-                        return self.lost(*rank, during, format!("{sign}; {reason}"));
-                    }
-                    _ => return error,
-                },
-                None => sleep(self.heartbeats.interval / 2),
+            if let Some(error) = self.who_is_gone(during, self.heartbeats.interval * SILENT, Duration::ZERO) {
+                let Some(PeerGone { rank, reason: sign, has_ended: false }) = error.payload() else { return error };
+                return self.lost(*rank, during, format!("{sign}; {reason}"));
             }
+            sleep(self.heartbeats.interval / 2);
         }
         let peers = self.heartbeats.peers();
         let is_late = |rank: &usize| *rank != self.rank && peers[*rank].status.exchanges().is_some_and(|begun| begun < number);

@@ -1,6 +1,6 @@
 //! Files as memory, and tensors that lie in it without a copy.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
@@ -13,7 +13,6 @@ use tch::{Kind, Tensor};
 use super::autograd::{DropUser, Raw, drop_boxed, tensors};
 
 unsafe extern "C" {
-    fn kvtune_libtorch_version() -> *const c_char;
     fn kvtune_guard_mappings();
     fn kvtune_bytes_over(data: *mut c_void, length: i64, drop: DropUser, user: *mut c_void, result: *mut Raw) -> c_int;
 }
@@ -73,12 +72,6 @@ pub fn tensor_over(map: &Arc<FileMap>, offset: usize, size: &[i64], kind: Kind) 
     made.ok().and_then(|[bytes]| bytes).map(|bytes| bytes.view_dtype(kind).view(size))
 }
 
-/// The version of libtorch this program was built for.
-pub fn libtorch_version() -> String {
-    // SAFETY: a string literal of the shim.
-    unsafe { CStr::from_ptr(kvtune_libtorch_version()) }.to_string_lossy().into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,10 +103,5 @@ mod tests {
         assert!(map.bytes() == content);
         map.release(5000..99_000);
         assert!(map.bytes() == content);
-    }
-
-    #[test]
-    fn libtorch_says_its_version() {
-        assert!(libtorch_version().starts_with("2."), "{}", libtorch_version());
     }
 }

@@ -31,7 +31,7 @@ const MAX_GRID: usize = 65_535;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct MassParams {
-    /// q, k, level, in_use, which may be null, and out.
+    /// q, k, level, `in_use`, which may be null, and out.
     tensors: [*mut c_void; 5],
     q_strides: [i64; 3],
     k_strides: [i64; 3],

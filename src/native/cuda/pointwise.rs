@@ -111,7 +111,7 @@ pub fn rms_norm_backward(dy: &Tensor, [x, weight_e, rstd]: [&Tensor; 3]) -> Opti
     }
     let (x, weight, dy, rstd) = (dense(x), dense(weight_e), dense(dy), rstd.contiguous());
     let dx = x.empty_like();
-    let tensors = [&x, &weight, &dy, &rstd, &dx].map(|tensor| tensor.data_ptr());
+    let tensors = [&x, &weight, &dy, &rstd, &dx].map(Tensor::data_ptr);
     let params = Norm { tensors, width, eps: 0.0 };
     // SAFETY: as above; `rstd` has a number for each row.
     unsafe { launch(&x, "norm_rows_back", rows, &params)? };
@@ -149,7 +149,7 @@ pub fn swiglu_backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> Option<(Tenso
     let pieces = gates(gate, &[up, dy])?;
     let (gate, up, dy) = (dense(gate), dense(up), dense(dy));
     let (dgate, dup) = (gate.empty_like(), gate.empty_like());
-    let tensors = [&gate, &up, &dy, &dgate, &dup].map(|tensor| tensor.data_ptr());
+    let tensors = [&gate, &up, &dy, &dgate, &dup].map(Tensor::data_ptr);
     let params = Gated { tensors, pieces };
     // SAFETY: as above.
     unsafe { launch(&gate, "gated_back", (pieces as usize).div_ceil(THREADS), &params)? };
@@ -180,7 +180,7 @@ pub fn rotate(x_bhnd: &Tensor, [cos, sin]: [&Tensor; 2], direction: RotationDire
         RotationDirection::Back => Tensor::empty([batch, tokens, heads, width], options).transpose(1, 2),
     };
     let params = Turned {
-        tensors: [&x, &cos, &sin, &out].map(|tensor| tensor.data_ptr()),
+        tensors: [&x, &cos, &sin, &out].map(Tensor::data_ptr),
         x_strides: strides(&x).map(|stride| stride / PIECE),
         out_strides: strides(&out).map(|stride| stride / PIECE),
         angle_batch: if rows == 1 { 0 } else { tokens * pieces },

@@ -74,8 +74,8 @@ impl SideStream {
         or_panic(unsafe { CudaEvent::recorded(self.handle.get(), self.index, false) })
     }
 
-    /// What this thread computes goes to it from now on, until the guard is dropped.
-    /// Guards stay on their thread, as a `ShimObject` goes to no other, and the last one is dropped first.
+    /// What this thread computes goes to it from now on, until the guard is dropped. Guards stay on their thread, as a `ShimObject` goes to no
+    /// other, and the last one is dropped first.
     pub(super) fn enter(&self) -> ShimObject {
         // SAFETY: the handle is alive, and a new guard is written.
         or_panic(unsafe { ShimObject::made(kvtune_stream_leave, |out| kvtune_stream_enter(self.handle.get(), out)) })

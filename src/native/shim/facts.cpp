@@ -3,6 +3,7 @@
 
 #include <ATen/Version.h>
 #include <ATen/cpu/Utils.h>
+#include <torch/version.h>
 
 namespace {
 
@@ -11,6 +12,8 @@ thread_local std::string said;
 }  // namespace
 
 extern "C" {
+
+const char* kvtune_libtorch_version() { return TORCH_VERSION; }
 
 // How the library that is loaded was built, as libtorch tells it; null on failure. Valid until this thread's next call.
 const char* kvtune_libtorch_config() {

@@ -1,16 +1,13 @@
-// Tensors over memory that Rust owns, and the version of libtorch.
+// Tensors over memory that Rust owns.
 #include "guarded.h"
 
 #include <ATen/ops/from_blob.h>
-#include <torch/version.h>
 
 #include <memory>
 
 using Drop = void (*)(void* user);
 
 extern "C" {
-
-const char* kvtune_libtorch_version() { return TORCH_VERSION; }
 
 // A tensor of so many bytes. Takes ownership of `user` in every case: it is dropped with the tensor's storage, or here on failure.
 int kvtune_bytes_over(void* data, int64_t length, Drop drop, void* user, at::Tensor** result) {
