@@ -100,8 +100,8 @@ impl ProcessGroup {
     fn start(&mut self, nccl: &Arc<Nccl>, device: Device) -> Result<Result<(), String>, Fault> {
         let Some(joined) = &self.joined else { return Ok(Ok(())) };
         let made = self.is_first().then(|| nccl.new_id());
-        let bytes = made.iter().flatten().flat_map(|id| id.0).collect();
-        let group = match (self.broadcast(bytes, 0)?.try_into(), made) {
+        let bytes: Vec<u8> = made.iter().flatten().flat_map(|id| id.0).collect();
+        let group = match (self.of_first("about to start NCCL", || Ok(bytes))?.try_into(), made) {
             (Ok(id), _) => joined.connect(nccl.clone(), NcclId(id), device)?,
             (Err(_), Some(Err(why))) => Err(why),
             (Err(_), _) => Err("rank 0 has no id".to_owned()),

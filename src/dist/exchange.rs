@@ -1,4 +1,4 @@
-//! What ranks exchange: sums, and bytes of one or of all.
+//! What ranks exchange: sums, tensors of one, and bytes of all.
 
 use tch::{Device, Kind, Tensor};
 
@@ -54,22 +54,6 @@ impl ProcessGroup {
         let of_rank =
             |(rank, length): (usize, &usize)| or_panic(Vec::try_from(all.get(rank as i64).narrow(0, 0, *length as i64)));
         Ok(lengths.iter().enumerate().map(of_rank).collect())
-    }
-
-    /// The bytes of the rank `from`, on all; what the others give is dropped.
-    pub fn broadcast(&self, mut bytes: Vec<u8>, from: usize) -> Result<Vec<u8>, Fault> {
-        let Some(joined) = &self.joined else { return Ok(bytes) };
-        let during = "receiving what one rank has";
-        let length = Tensor::from_slice(&[bytes.len() as i64]);
-        joined.exchange(during, |group| group.broadcast(&length, from))?;
-        let length = length.int64_value(&[0]).max(0) as usize;
-        if length == 0 {
-            return Ok(Vec::new());
-        }
-        bytes.resize(length, 0);
-        let tensor = Tensor::from_slice(&bytes);
-        joined.exchange(during, |group| group.broadcast(&tensor, from))?;
-        Ok(or_panic(Vec::try_from(tensor)))
     }
 
     /// Waits until all ranks are here.
