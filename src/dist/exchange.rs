@@ -71,8 +71,8 @@ fn in_one_piece(
     exchange: impl FnOnce(&Tensor, Option<&NcclGroup>) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let own = tensor.detach();
-    let nccl = joined.nccl.as_ref().filter(|nccl| nccl.device() == own.device());
-    let device = nccl.map_or(Device::Cpu, NcclGroup::device);
+    let nccl = joined.nccl.as_ref().filter(|nccl| nccl.device == own.device());
+    let device = nccl.map_or(Device::Cpu, |nccl| nccl.device);
     if own.device() == device && own.is_contiguous() {
         return exchange(&own, nccl);
     }

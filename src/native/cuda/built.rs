@@ -90,14 +90,13 @@ fn build(device: usize, source: &KernelSource, settings: &[Setting]) -> Result<&
     let (context, nvrtc) = (Context::of(device)?, Nvrtc::get()?);
     let options = options(context.architecture, settings);
     let parts: Vec<&str> = [source.text, &nvrtc.release].into_iter().chain(options.iter().map(String::as_str)).collect();
-    if let Some(module) =
-        disk_cache::recall(source.name, &parts).and_then(|cubin| Module::load(context, &cubin, source.kernels).ok())
-    {
-        return Ok(Box::leak(Box::new(module)));
-    }
-    let (cubin, _) = nvrtc.compile(source.name, source.text, &options)?;
-    let module = Module::load(context, &cubin, source.kernels)?;
-    disk_cache::keep(source.name, &parts, &cubin);
+    let load = |cubin: &[u8]| Module::load(context, cubin, source.kernels);
+    let module = if let Some(module) = disk_cache::recall(source.name, &parts).and_then(|cubin| load(&cubin).ok()) {
+        module
+    } else {
+        let (cubin, _) = nvrtc.compile(source.name, source.text, &options)?;
+        load(&cubin).inspect(|_| disk_cache::keep(source.name, &parts, &cubin))?
+    };
     Ok(Box::leak(Box::new(module)))
 }
 

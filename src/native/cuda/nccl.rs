@@ -108,7 +108,7 @@ pub struct NcclGroup {
     nccl: Arc<Nccl>,
     /// Null once it is closed.
     communicator: Cell<Communicator>,
-    device: Device,
+    pub device: Device,
     /// Absent where the device is no GPU.
     stream: Option<SideStream>,
 }
@@ -117,10 +117,6 @@ pub struct NcclGroup {
 unsafe impl Send for NcclGroup {}
 
 impl NcclGroup {
-    pub fn device(&self) -> Device {
-        self.device
-    }
-
     /// Begins a sum over all ranks in the memory of `tensor`, which lies in one piece.
     ///
     /// # Shapes
