@@ -17,7 +17,7 @@ impl ProcessGroup {
     }
 
     /// What every rank has made, by rank; all call it, at the same place, which `at` says in words. Where one has failed, all fail: that one
-    /// with its own error, the others with what it said, as they do where a rank cannot be reached. An interruption counts less than another
+    /// with its own error, the others with what it said; and all fail where one cannot be reached. An interruption counts less than another
     /// failure.
     pub fn agree<T>(&self, at: &'static str, made: Result<T, Fault>) -> Result<Vec<T>, Fault>
     where

@@ -112,18 +112,9 @@ where
 {
     let (inputs, outputs) = (pointers(inputs), pointers(outputs));
     let user = Box::into_raw(Box::<Option<Backward>>::new(Some(Box::new(backward)))).cast();
-    // SAFETY: all pointers are live `at::Tensor`s; the shim takes ownership of `user` and frees it through `drop_boxed`.
-    check(unsafe {
-        kvtune_attach_node(
-            inputs.as_ptr(),
-            inputs.len(),
-            outputs.as_ptr(),
-            outputs.len(),
-            run_closure,
-            drop_boxed::<Option<Backward>>,
-            user,
-        )
-    })
+    let free: DropUser = drop_boxed::<Option<Backward>>;
+    // SAFETY: all pointers are live `at::Tensor`s; the shim takes ownership of `user` and lets go of it by `free`.
+    check(unsafe { kvtune_attach_node(inputs.as_ptr(), inputs.len(), outputs.as_ptr(), outputs.len(), run_closure, free, user) })
 }
 
 /// Runs backward from `roots`, whose gradients are `grads`, into the `.grad` of the leaves.

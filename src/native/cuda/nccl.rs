@@ -199,10 +199,7 @@ impl PendingExchange for NcclWork<'_> {
 
 fn kind_of(kind: Kind) -> Said<c_int> {
     Ok(match kind {
-        Kind::Int8 => 0,
         Kind::Uint8 => 1,
-        Kind::Int => 2,
-        Kind::Int64 => 4,
         Kind::Half => 6,
         Kind::Float => 7,
         Kind::Double => 8,

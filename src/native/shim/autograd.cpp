@@ -24,12 +24,10 @@ using Drop = void (*)(void* user);
 struct ClosureNode : torch::autograd::Node {
   Callback callback;
   Drop drop;
-  void* user;
-  size_t num_inputs_of_op;
+  void* user = nullptr;
   std::mutex mutex;
 
-  ClosureNode(Callback callback, Drop drop, void* user, size_t num_inputs_of_op)
-      : callback(callback), drop(drop), user(user), num_inputs_of_op(num_inputs_of_op) {}
+  ClosureNode(Callback callback, Drop drop) : callback(callback), drop(drop) {}
 
   ~ClosureNode() override { release_variables(); }
 
@@ -44,11 +42,12 @@ struct ClosureNode : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     std::lock_guard<std::mutex> lock(mutex);
     if (user == nullptr) throw std::runtime_error("backward ran twice through a node that keeps nothing after the first time");
-    std::vector<at::Tensor*> in(grads.size(), nullptr), out(num_inputs_of_op, nullptr);
+    // Its outputs are the gradients of the operation's inputs.
+    std::vector<at::Tensor*> in(grads.size(), nullptr), out(num_outputs(), nullptr);
     for (size_t i = 0; i < grads.size(); ++i) in[i] = grads[i].defined() ? &grads[i] : nullptr;
     char message[1024] = {0};
     int failed = callback(user, in.data(), in.size(), out.data(), out.size(), message, sizeof(message) - 1);
-    torch::autograd::variable_list result(num_inputs_of_op);
+    torch::autograd::variable_list result(out.size());
     for (size_t i = 0; i < out.size(); ++i) {
       if (out[i] == nullptr) continue;
       result[i] = std::move(*out[i]);
@@ -78,7 +77,7 @@ const char* kvtune_last_error() { return kvtune::last_error.c_str(); }
 int kvtune_attach_node(at::Tensor** inputs, size_t num_inputs, at::Tensor** outputs, size_t num_outputs, Callback callback, Drop drop,
                        void* user) {
   std::shared_ptr<ClosureNode> node;
-  int rc = guarded([&] { node = std::shared_ptr<ClosureNode>(new ClosureNode(callback, drop, nullptr, num_inputs), torch::autograd::deleteNode); });
+  int rc = guarded([&] { node = std::shared_ptr<ClosureNode>(new ClosureNode(callback, drop), torch::autograd::deleteNode); });
   if (rc != 0) {
     drop(user);
     return rc;

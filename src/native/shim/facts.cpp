@@ -7,7 +7,11 @@
 
 namespace {
 
-thread_local std::string said;
+// What libtorch tells; null on failure. Valid until this thread's next call.
+const char* told(std::string (*tell)()) {
+  thread_local std::string said;
+  return kvtune::guarded([&] { said = tell(); }) == 0 ? said.c_str() : nullptr;
+}
 
 }  // namespace
 
@@ -15,15 +19,11 @@ extern "C" {
 
 const char* kvtune_libtorch_version() { return TORCH_VERSION; }
 
-// How the library that is loaded was built, as libtorch tells it; null on failure. Valid until this thread's next call.
-const char* kvtune_libtorch_config() {
-  return kvtune::guarded([] { said = at::show_config(); }) == 0 ? said.c_str() : nullptr;
-}
+// How the library that is loaded was built.
+const char* kvtune_libtorch_config() { return told(at::show_config); }
 
-// The widest vector units that libtorch's own kernels use: AVX512, AVX2, …; null on failure. Valid until this thread's next call.
-const char* kvtune_cpu_capability() {
-  return kvtune::guarded([] { said = at::get_cpu_capability(); }) == 0 ? said.c_str() : nullptr;
-}
+// The widest vector units that libtorch's own kernels use: AVX512, AVX2, …
+const char* kvtune_cpu_capability() { return told(at::get_cpu_capability); }
 
 int kvtune_cpu_has(const char* feature) {
   int has = 0;

@@ -56,8 +56,6 @@ Tensor turned(const Tensor& x) { return x.transpose(1, 2); }
 // The last dimension in one piece; other strides may be anything.
 Tensor dense(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
-bool is_deterministic() { return at::globalContext().deterministicAlgorithms(); }
-
 namespace flash {
 
 std::tuple<Tensor, Tensor> forward(const Part& p) {
@@ -99,7 +97,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Part& p, const Tensor& dout, c
   whole.narrow(2, 0, p.tokens()).copy_(lse);
   whole.narrow(2, p.tokens(), padded - p.tokens()).fill_(std::numeric_limits<float>::infinity());
   Tensor state = at::empty({}, p.q.options().dtype(at::kLong));
-  auto splits = is_deterministic() ? std::optional<int64_t>(1) : std::nullopt;
+  auto splits = at::globalContext().deterministicAlgorithms() ? std::optional<int64_t>(1) : std::nullopt;
   auto made = at::_efficient_attention_backward(turned(dout).contiguous(), turned(dense(p.q)), for_each_head(p, p.k), for_each_head(p, p.v),
                                                 std::nullopt, turned(out).contiguous(), std::nullopt, std::nullopt, p.tokens(), p.keys(), whole, 0.0,
                                                 state, state, p.sight, false, p.scale, splits);
