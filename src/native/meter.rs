@@ -35,13 +35,14 @@ impl AllocationMeter {
         unsafe { ShimObject::made(kvtune_meter_stop, |out| kvtune_meter_start(out)) }.ok().map(|handle| Self { handle, device })
     }
 
+    /// What the host has handed out, and the device.
     pub fn read(&self) -> (Allocated, Allocated) {
-        let mut out = [0; 6];
-        // SAFETY: the handle is alive until `drop`, and `out` has room for the six numbers that are written.
+        let mut out = [0; 2];
+        // SAFETY: the handle is alive until `drop`, and `out` has room for the two numbers that are written.
         unsafe { kvtune_meter_read(self.handle.get(), out.as_mut_ptr()) };
-        let [live, peak, reserved, device_live, device_peak, device_reserved] = out;
-        let counted = Allocated { live: device_live, peak: device_peak, reserved: device_reserved };
-        (Allocated { live, peak, reserved }, self.of_allocator().map_or(counted, |stats| stats.allocated))
+        let [live, peak] = out;
+        let device = self.of_allocator().map_or_else(Allocated::default, |stats| stats.allocated);
+        (Allocated { live, peak, reserved: 0 }, device)
     }
 
     pub fn of_allocator(&self) -> Option<DeviceStats> {

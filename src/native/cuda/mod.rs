@@ -16,7 +16,6 @@ mod nvrtc;
 mod pinned;
 mod pointwise;
 mod streams;
-mod upload;
 
 pub use allocator::{Allocated, DeviceStats, device_stats, pinned_stats, release_cached_memory, reset_device_peak};
 pub use attention::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
@@ -30,7 +29,6 @@ pub use load::{CudaSupport, device_nodes, libtorch_folder, load_cuda};
 pub use nccl::{Nccl, NcclGroup, NcclId, NcclWork};
 pub use numerics::Numerics;
 pub use nvrtc::compiler_release;
-pub use pinned::{host_memory, host_tensor, on_device, pinned, upload, why_not_pinned};
+pub use pinned::{Upload, host_memory, host_tensor, on_device, pinned, upload, why_not_pinned};
 pub use pointwise::{rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
 pub use streams::{CudaEvent, SideStream, wait};
-pub use upload::Upload;

@@ -19,23 +19,16 @@ const char* malloc_conf = "dirty_decay_ms:-1,lg_extent_max_active_fit:40";
 
 namespace {
 
-struct Count {
-  int64_t live = 0;
-  int64_t peak = 0;
-  // Of a caching allocator: what it holds for tensors that are and that were.
-  int64_t reserved = 0;
-};
-
+// Of the host alone: allocators of devices have statistics of their own.
 struct Meter : c10::MemoryReportingInfoBase {
   mutable std::mutex mutex;
-  Count host, device;
+  int64_t live = 0, peak = 0;
 
-  void reportMemoryUsage(void*, int64_t size, size_t, size_t reserved, c10::Device where) override {
+  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device where) override {
+    if (!where.is_cpu()) return;
     std::lock_guard<std::mutex> lock(mutex);
-    Count& count = where.is_cpu() ? host : device;
-    count.live += size;
-    count.peak = std::max(count.peak, count.live);
-    count.reserved = std::max(count.reserved, static_cast<int64_t>(reserved));
+    live += size;
+    peak = std::max(peak, live);
   }
 
   bool memoryProfilingEnabled() const override { return true; }
@@ -56,21 +49,17 @@ int kvtune_meter_start(Shared** out) {
   });
 }
 
-// live, peak, reserved of the host, then of the device.
 void kvtune_meter_read(const Shared* handle, int64_t* out) {
   const Meter& meter = **handle;
   std::lock_guard<std::mutex> lock(meter.mutex);
-  for (const Count* count : {&meter.host, &meter.device}) {
-    *out++ = count->live;
-    *out++ = count->peak;
-    *out++ = count->reserved;
-  }
+  out[0] = meter.live;
+  out[1] = meter.peak;
 }
 
 void kvtune_meter_reset_peak(const Shared* handle) {
   Meter& meter = **handle;
   std::lock_guard<std::mutex> lock(meter.mutex);
-  for (Count* count : {&meter.host, &meter.device}) count->peak = count->live;
+  meter.peak = meter.live;
 }
 
 void kvtune_meter_stop(Shared* handle) {
