@@ -7,8 +7,8 @@ use super::shim_object::ShimObject;
 
 unsafe extern "C" {
     fn kvtune_waits_start(out: *mut *mut c_void) -> c_int;
-    fn kvtune_waits_read(counter: *const c_void, index: usize) -> *const c_char;
-    fn kvtune_waits_stop(counter: *mut c_void);
+    fn kvtune_waits_read(watch: *const c_void, index: usize) -> *const c_char;
+    fn kvtune_waits_stop(watch: *mut c_void);
 }
 
 /// Notes for the thread that started it, and for the backwards that this thread runs, until it is dropped there.

@@ -68,7 +68,7 @@ struct Listener : c10::WarningHandler {
 // The mode in which CUDA's half of libtorch warns of them; null where it is not loaded.
 int* mode_of_cuda() { return static_cast<int*>(dlsym(RTLD_DEFAULT, "_ZZN3c104cuda13warning_stateEvE14warning_state_")); }
 
-struct Listening {
+struct Watch {
   std::shared_ptr<Notes> notes = std::make_shared<Notes>();
   at::CallbackHandle callback = 0;
   Listener listener{c10::WarningUtils::get_warning_handler()};
@@ -86,31 +86,31 @@ void kvtune::note_wait(const char* what) {
 
 extern "C" {
 
-int kvtune_waits_start(Listening** out) {
+int kvtune_waits_start(Watch** out) {
   return kvtune::guarded([&] {
-    auto counter = std::make_unique<Listening>();
-    c10::ThreadLocalDebugInfo::_push(place, counter->notes);
-    counter->callback = at::addThreadLocalCallback(at::RecordFunctionCallback(before).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
-    c10::WarningUtils::set_warning_handler(&counter->listener);
+    auto watch = std::make_unique<Watch>();
+    c10::ThreadLocalDebugInfo::_push(place, watch->notes);
+    watch->callback = at::addThreadLocalCallback(at::RecordFunctionCallback(before).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+    c10::WarningUtils::set_warning_handler(&watch->listener);
     if (int* mode = mode_of_cuda()) {
-      counter->mode_before = *mode;
+      watch->mode_before = *mode;
       *mode = 1;
     }
-    *out = counter.release();
+    *out = watch.release();
   });
 }
 
 // Null behind the last.
-const char* kvtune_waits_read(const Listening* counter, size_t index) {
-  std::lock_guard<std::mutex> lock(counter->notes->mutex);
-  return index < counter->notes->all.size() ? counter->notes->all[index] : nullptr;
+const char* kvtune_waits_read(const Watch* watch, size_t index) {
+  std::lock_guard<std::mutex> lock(watch->notes->mutex);
+  return index < watch->notes->all.size() ? watch->notes->all[index] : nullptr;
 }
 
-void kvtune_waits_stop(Listening* handle) {
-  std::unique_ptr<Listening> counter(handle);
-  if (int* mode = mode_of_cuda()) *mode = counter->mode_before;
-  c10::WarningUtils::set_warning_handler(counter->listener.other);
-  at::removeCallback(counter->callback);
+void kvtune_waits_stop(Watch* handle) {
+  std::unique_ptr<Watch> watch(handle);
+  if (int* mode = mode_of_cuda()) *mode = watch->mode_before;
+  c10::WarningUtils::set_warning_handler(watch->listener.other);
+  at::removeCallback(watch->callback);
   // It fails where other notes were begun in between and not ended: those stand in front of these, which go on for nobody.
   kvtune::guarded([] { c10::ThreadLocalDebugInfo::_pop(place); });
 }
