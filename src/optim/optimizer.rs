@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tch::{Device, Kind, Tensor, no_grad};
 
+use super::clip::SQUARED_AT_ONCE;
 use super::dynamic_map::DynamicMap;
 use super::remembered::{Remembered, StateForm};
-use super::update::Update;
+use super::update::{MOMENTUM, Rule, Update};
 use super::{adadelta, adam, adamax, rmsprop, sgd};
 use crate::recipe::{Offload, OptimizerName, OptimizerRecipe};
 use crate::units::{Bytes, Fault, listed, quoted};
@@ -33,40 +34,41 @@ pub fn build(recipe: &OptimizerRecipe, offload: Offload, parameters: &[(String, 
     let is_in_8_bits = recipe.name == OptimizerName::AdamW8bit;
     let maps = if is_in_8_bits { vec![DynamicMap::new(true), DynamicMap::new(false)] } else { Vec::new() };
     let form = StateForm { maps, is_on_host: offload != Offload::None };
-    let of_parameter = |(name, parameter): &(String, Tensor)| Remembered::new(slots(recipe), &form, name, parameter, device);
+    let mut slots = rule(recipe.name).slots.to_vec();
+    slots.retain(|slot| *slot != MOMENTUM || recipe.momentum > 0.0);
+    let of_parameter = |(name, parameter): &(String, Tensor)| Remembered::new(&slots, &form, name, parameter, device);
     let remembered = parameters.iter().map(of_parameter).collect();
     Optimizer { recipe: recipe.clone(), form, device, step: 0, remembered }
 }
 
-/// The ends of the names of what is remembered of a parameter: those of `torch.optim`.
-fn slots(recipe: &OptimizerRecipe) -> &'static [&'static str] {
-    let has_momentum = recipe.momentum > 0.0;
-    match recipe.name {
-        OptimizerName::AdamW | OptimizerName::AdamW8bit | OptimizerName::Adam => adam::SLOTS,
-        OptimizerName::Sgd if !has_momentum => &[],
-        OptimizerName::Sgd => sgd::SLOTS,
-        OptimizerName::RmsProp if !has_momentum => &rmsprop::SLOTS[..1],
-        OptimizerName::RmsProp => rmsprop::SLOTS,
-        OptimizerName::Adadelta => adadelta::SLOTS,
-        OptimizerName::Adamax => adamax::SLOTS,
+fn rule(name: OptimizerName) -> Rule {
+    match name {
+        OptimizerName::AdamW | OptimizerName::AdamW8bit | OptimizerName::Adam => adam::RULE,
+        OptimizerName::Sgd => sgd::RULE,
+        OptimizerName::RmsProp => rmsprop::RULE,
+        OptimizerName::Adadelta => adadelta::RULE,
+        OptimizerName::Adamax => adamax::RULE,
     }
 }
 
-/// Changes the parameter and what is remembered, in place.
+/// The most bytes that clipping and updating a tensor of so many numbers, of `wide` bytes each, take for a moment.
+pub fn update_bytes(recipe: &OptimizerRecipe, numbers: u64, wide: u64) -> u64 {
+    // Moments of 8 bits are unpacked, and found in a table again.
+    let of_number = if recipe.name == OptimizerName::AdamW8bit { 30 } else { rule(recipe.name).tensors * wide };
+    // Where weights decay through the gradient, it is copied.
+    let of_decay = if recipe.decays_apart() || recipe.decay() <= 0.0 { 0 } else { wide };
+    (numbers * (of_number + of_decay)).max(16 * numbers.min(SQUARED_AT_ONCE as u64))
+}
+
+/// Changes the parameter, which may decay first, and what is remembered, in place.
 fn update(mut at: Update<'_>) {
-    let (name, weight_decay) = (at.recipe.name, at.recipe.decay());
+    let weight_decay = at.recipe.decay();
     if at.recipe.decays_apart() {
         let _ = at.parameter.g_mul_scalar_(1.0 - at.learning_rate * weight_decay);
     } else if weight_decay > 0.0 {
         at.gradient = &at.gradient + &at.parameter * weight_decay;
     }
-    match name {
-        OptimizerName::AdamW | OptimizerName::AdamW8bit | OptimizerName::Adam => adam::update(at),
-        OptimizerName::Sgd => sgd::update(at),
-        OptimizerName::RmsProp => rmsprop::update(at),
-        OptimizerName::Adadelta => adadelta::update(at),
-        OptimizerName::Adamax => adamax::update(at),
-    }
+    (rule(at.recipe.name).update)(at);
 }
 
 impl Optimizer {
