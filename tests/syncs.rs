@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kvtune::native::Syncs;
 use kvtune::recipe::{BufferKind, StoreForm, StoreRecipe};
 
 use crate::support::case::{Case, HeadKind, IN_MEMORY, PLAIN, Trains, Width, registered_policies};
@@ -40,7 +39,7 @@ fn nothing_waits_inside_a_row() {
                 let lora = if trains == Trains::Adapter { case.lora } else { &[] };
                 let layers_per_cell = layers.unwrap_or(case.layers_per_cell);
                 let case = Case { layers_per_cell, width: Width::Chunks(chunks), lora, trains, ..case };
-                assert_eq!(syncs_of_step(&case), Syncs::default(), "{case:?}");
+                assert_eq!(syncs_of_step(&case), Vec::<String>::new(), "{case:?}");
             }
         }
     }
@@ -52,7 +51,7 @@ fn rounding_stores_look_for_loud_channels_and_for_nothing_else() {
     for form in [StoreForm::Int8, StoreForm::Int4] {
         let rounding = StoreRecipe { form, ..IN_MEMORY };
         let case = Case { layer_checkpoints: rounding, undo_log: rounding, ..PLAIN };
-        let found: Vec<_> = syncs_of_step(&case).rows().filter(|(_, count)| *count > 0).map(|(what, _)| what).collect();
+        let found = syncs_of_step(&case);
         assert!(found.iter().all(|what| *what == "places looked for"), "{form:?}: {found:?}");
     }
 }

@@ -73,7 +73,7 @@ impl Finetune {
 
     /// The directory of the run. One that nobody names has the first rank's time in it, for all ranks.
     fn out(&self, recipe: &Recipe, world: &ProcessGroup) -> Result<PathBuf, Fault> {
-        let date = world.broadcast(Local::now().format("%Y%m%d-%H%M%S").to_string().into_bytes(), 0)?;
+        let date = world.of_first("naming the run", || Ok(Local::now().format("%Y%m%d-%H%M%S").to_string()))?;
         if let Some(out) = self.out.as_ref().or(recipe.output_dir.as_ref()) {
             return Ok(out.clone());
         }
@@ -84,7 +84,7 @@ impl Finetune {
             ));
         }
         let name = self.recipe.path().file_stem().unwrap_or_default().to_string_lossy();
-        let out = Path::new("runs").join(format!("{name}-{}", String::from_utf8_lossy(&date)));
+        let out = Path::new("runs").join(format!("{name}-{date}"));
         console::note(&format!("the run is written to `{}`: neither `--out` nor `output_dir` names a directory", out.display()));
         Ok(out)
     }

@@ -17,6 +17,7 @@ use crate::native::cuda::{Nccl, NcclGroup, NcclId, place_of_gpu};
 use crate::units::{Fault, Seconds};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum RankBackend {
     #[default]
     Auto,
@@ -25,17 +26,14 @@ pub enum RankBackend {
 }
 
 impl RankBackend {
-    const NAMES: [(Self, &str); 3] = [(Self::Auto, "auto"), (Self::Gloo, "gloo"), (Self::Nccl, "nccl")];
-
     pub fn parse(text: &str) -> Result<Self, &'static str> {
-        let known = Self::NAMES.into_iter().find(|(_, name)| *name == text);
-        known.map(|(known, _)| known).ok_or("expected `auto`, `gloo` or `nccl`")
+        serde_json::from_value(text.into()).map_err(|_| "expected `auto`, `gloo` or `nccl`")
     }
 }
 
 impl fmt::Display for RankBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(Self::NAMES[*self as usize].1)
+        self.serialize(f)
     }
 }
 
@@ -102,11 +100,11 @@ impl ProcessGroup {
     fn start(&mut self, nccl: &Arc<Nccl>, device: Device) -> Result<Result<(), String>, Fault> {
         let Some(joined) = &self.joined else { return Ok(Ok(())) };
         let made = self.is_first().then(|| nccl.new_id());
-        let bytes = made.iter().flatten().flat_map(|id| id.to_bytes()).collect();
-        let group = match (NcclId::from_bytes(&self.broadcast(bytes, 0)?), made) {
-            (Some(id), _) => joined.connect(nccl.clone(), id, device)?,
-            (None, Some(Err(why))) => Err(why),
-            (None, _) => Err("rank 0 has no id".to_owned()),
+        let bytes: Vec<u8> = made.iter().flatten().flat_map(|id| id.0).collect();
+        let group = match (self.of_first("about to start NCCL", || Ok(bytes))?.try_into(), made) {
+            (Ok(id), _) => joined.connect(nccl.clone(), NcclId(id), device)?,
+            (Err(_), Some(Err(why))) => Err(why),
+            (Err(_), _) => Err("rank 0 has no id".to_owned()),
         };
         let own = group.as_ref().err().cloned();
         let all = self.agree::<Option<String>>("starting NCCL", Ok(own))?;

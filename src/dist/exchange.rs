@@ -1,10 +1,11 @@
-//! What ranks exchange: sums, and bytes of one or of all.
+//! What ranks exchange: sums, tensors of one, and bytes of all.
 
 use tch::{Device, Kind, Tensor};
 
 use super::ProcessGroup;
 use super::process_group::Joined;
 use crate::native::cuda::NcclGroup;
+use crate::native::or_panic;
 use crate::units::Fault;
 
 impl ProcessGroup {
@@ -50,30 +51,9 @@ impl ProcessGroup {
         padded.resize(longest, 0);
         let all = Tensor::zeros([size, longest as i64], (Kind::Uint8, Device::Cpu));
         joined.exchange(during, |group| group.gather(&all, &Tensor::from_slice(&padded)))?;
-        let of_rank = |(rank, length): (usize, &usize)| {
-            let mut own = vec![0; *length];
-            all.get(rank as i64).copy_data(&mut own, *length);
-            own
-        };
+        let of_rank =
+            |(rank, length): (usize, &usize)| or_panic(Vec::try_from(all.get(rank as i64).narrow(0, 0, *length as i64)));
         Ok(lengths.iter().enumerate().map(of_rank).collect())
-    }
-
-    /// The bytes of the rank `from`, on all; what the others give is dropped.
-    pub fn broadcast(&self, bytes: Vec<u8>, from: usize) -> Result<Vec<u8>, Fault> {
-        let Some(joined) = &self.joined else { return Ok(bytes) };
-        let during = "receiving what one rank has";
-        let length = Tensor::from_slice(&[bytes.len() as i64]);
-        joined.exchange(during, |group| group.broadcast(&length, from))?;
-        let length = length.int64_value(&[0]).max(0) as usize;
-        if length == 0 {
-            return Ok(Vec::new());
-        }
-        let mut bytes = bytes;
-        bytes.resize(length, 0);
-        let tensor = Tensor::from_slice(&bytes);
-        joined.exchange(during, |group| group.broadcast(&tensor, from))?;
-        tensor.copy_data(&mut bytes, length);
-        Ok(bytes)
     }
 
     /// Waits until all ranks are here.
@@ -91,8 +71,8 @@ fn in_one_piece(
     exchange: impl FnOnce(&Tensor, Option<&NcclGroup>) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let own = tensor.detach();
-    let nccl = joined.nccl.as_ref().filter(|nccl| nccl.device() == own.device());
-    let device = nccl.map_or(Device::Cpu, NcclGroup::device);
+    let nccl = joined.nccl.as_ref().filter(|nccl| nccl.device == own.device());
+    let device = nccl.map_or(Device::Cpu, |nccl| nccl.device);
     if own.device() == device && own.is_contiguous() {
         return exchange(&own, nccl);
     }

@@ -1,11 +1,9 @@
-//! Heartbeats: each rank leaves its status in the store again and again and reads that of the others, on a thread of its own.
-//!
-//! Time is counted in rounds of this thread, not by the clock: who was stopped for an hour and goes on has not seen the others be
-//! silent for an hour.
+//! Heartbeats: each rank leaves its status in the store again and again and reads that of the others, on a thread of its own. Time is counted
+//! in rounds of this thread, not by the clock: who was stopped for an hour and goes on has not seen the others be silent for an hour.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -35,9 +33,9 @@ pub(super) enum RankStatus {
 
 impl RankStatus {
     /// That of a rank that has just come.
-    const FIRST: Self = Self::Alive { count: 0, exchanges: 0, worked: 0 };
+    pub(super) const FIRST: Self = Self::Alive { count: 0, exchanges: 0, worked: 0 };
 
-    fn to_bytes(&self) -> Vec<u8> {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
@@ -104,18 +102,14 @@ struct SharedStatus {
 
 pub(super) struct HeartbeatMonitor {
     shared: Arc<SharedStatus>,
-    thread: Option<JoinHandle<()>>,
+    /// It is not waited for: it may hang in a connection that is dead.
+    thread: Thread,
     pub(super) interval: Duration,
 }
 
 /// Where in the store a rank's status is.
 pub(super) fn key(prefix: &str, rank: usize) -> String {
     format!("{prefix}/heartbeat/{rank}")
-}
-
-/// The status of a rank that has just come.
-pub(super) fn first() -> Vec<u8> {
-    RankStatus::FIRST.to_bytes()
 }
 
 /// How long this process has been on a CPU, in milliseconds.
@@ -140,7 +134,7 @@ impl HeartbeatMonitor {
                 thread::park_timeout(interval);
             }
         })?;
-        Ok(Self { shared, thread: Some(thread), interval })
+        Ok(Self { shared, thread: thread.thread().clone(), interval })
     }
 
     /// Counts an exchange that this rank begins; returns how many there were with it.
@@ -160,9 +154,9 @@ impl HeartbeatMonitor {
         locked(&self.shared.lost_store).clone()
     }
 
-    /// Says a last status, unless there was one, and waits a little until it is in the store.
+    /// Says a last status, and waits a little until it is in the store.
     pub(super) fn say(&self, status: RankStatus) {
-        locked(&self.shared.last).get_or_insert(match status {
+        *locked(&self.shared.last) = Some(match status {
             RankStatus::Failed(reason) => RankStatus::Failed(quoted(reason)),
             RankStatus::Lost { rank, reason } => RankStatus::Lost { rank, reason: quoted(reason) },
             other => other,
@@ -173,14 +167,8 @@ impl HeartbeatMonitor {
             if self.rounds() > before + 1 || self.lost_store().is_some() {
                 return;
             }
-            self.wake();
+            self.thread.unpark();
             thread::sleep(Duration::from_millis(25));
-        }
-    }
-
-    fn wake(&self) {
-        if let Some(thread) = &self.thread {
-            thread.thread().unpark();
         }
     }
 }
@@ -188,8 +176,7 @@ impl HeartbeatMonitor {
 impl Drop for HeartbeatMonitor {
     fn drop(&mut self) {
         self.shared.stops.store(true, Ordering::Release);
-        self.wake();
-        // It is not waited for: it may hang in a connection that is dead.
+        self.thread.unpark();
     }
 }
 

@@ -10,7 +10,7 @@ use super::peer::{PeerGone, not_exchanged};
 use super::rendezvous::{MeetingPlace, named_interface, unreached};
 use super::{Launched, Peer};
 use crate::native::cuda::NcclGroup;
-use crate::native::{GlooGroup, GlooTimeouts, PendingExchange, SharedStore};
+use crate::native::{GlooGroup, PendingExchange, SharedStore};
 use crate::units::{Fault, Seconds};
 
 /// How long one look at an exchange under way takes.
@@ -36,7 +36,6 @@ pub(super) struct Joined {
     failed: AtomicBool,
     /// Whether another rank has failed, and this one ends with it.
     repeats: AtomicBool,
-    has_left: AtomicBool,
     /// Dropped last: where it is the store itself, the others need it longest.
     _store: SharedStore,
 }
@@ -49,6 +48,7 @@ pub(super) struct PeerMonitor {
     /// Whether rank 0 serves it.
     store_of_first: bool,
     heartbeats: HeartbeatMonitor,
+    has_left: AtomicBool,
 }
 
 impl ProcessGroup {
@@ -85,7 +85,7 @@ impl ProcessGroup {
     pub fn leave(&self, error: Option<&str>) -> Result<(), Fault> {
         let Some(joined) = &self.joined else { return Ok(()) };
         if let Some(error) = error {
-            joined.leave(RankStatus::Failed(error.to_owned()));
+            joined.monitor.leave(RankStatus::Failed(error.to_owned()));
             // Who only repeats another's error ends after that one: who has started them sees which was the first.
             if joined.repeats.load(Ordering::Relaxed) {
                 sleep(joined.monitor.heartbeats.interval * 2);
@@ -94,7 +94,7 @@ impl ProcessGroup {
         }
         // Nobody is missed before all are here.
         self.barrier()?;
-        joined.leave(RankStatus::Left);
+        joined.monitor.leave(RankStatus::Left);
         Ok(())
     }
 
@@ -140,23 +140,14 @@ impl Joined {
             SharedStore::open(&at.ip().to_string(), at.port(), None, timeout).map_err(failed("joining the store again"))?;
         let heartbeats = HeartbeatMonitor::start(second, &prefix, rank, size, interval(timeout))
             .map_err(|error| failed("starting the thread of its heartbeats")(error.to_string()))?;
-        let monitor = PeerMonitor { rank, peers, timeout, store_of_first: !launch.is_served, heartbeats };
-        let timeouts = GlooTimeouts {
-            connecting: until.saturating_duration_since(Instant::now()).max(timeout.min(Duration::from_secs(1))),
-            exchange: timeout * (PATIENCE + 1),
-        };
+        let has_left = AtomicBool::new(false);
+        let monitor = PeerMonitor { rank, peers, timeout, store_of_first: !launch.is_served, heartbeats, has_left };
+        let connecting = until.saturating_duration_since(Instant::now()).max(timeout.min(Duration::from_secs(1)));
+        let timeouts = [connecting, timeout * (PATIENCE + 1)];
         let (prefix, address) = (format!("{prefix}/gloo"), own.to_string());
         let group = GlooGroup::open(&store, &prefix, [rank, size], interface.as_deref(), &address, timeouts)
             .map_err(|reason| monitor.tell(monitor.whose_fault("connecting with all ranks", 0, &reason)))?;
-        Ok(Self {
-            monitor,
-            group,
-            nccl: None,
-            failed: AtomicBool::new(false),
-            repeats: AtomicBool::new(false),
-            has_left: AtomicBool::new(false),
-            _store: store,
-        })
+        Ok(Self { monitor, group, nccl: None, failed: AtomicBool::new(false), repeats: AtomicBool::new(false), _store: store })
     }
 
     /// Does an exchange: begins it and waits until it is done, or until a rank is known to be lost.
@@ -176,21 +167,17 @@ impl Joined {
             self.repeats.store(true, Ordering::Relaxed);
             // A GPU would wait for ever for what is lost.
             self.nccl.iter().for_each(|nccl| nccl.close(false));
-            if self.has_left.swap(true, Ordering::Relaxed) { error } else { self.monitor.tell(error) }
+            self.monitor.tell(error)
         })
-    }
-
-    /// Says a last status, unless there was one.
-    fn leave(&self, status: RankStatus) {
-        if !self.has_left.swap(true, Ordering::Relaxed) {
-            self.monitor.leave(status);
-        }
     }
 }
 
 impl PeerMonitor {
-    /// Says a last status. Who serves the store stays a moment, until the others have heard it or are silent.
+    /// Says a last status, unless there was one. Who serves the store stays a moment, until the others have heard it or are silent.
     fn leave(&self, status: RankStatus) {
+        if self.has_left.swap(true, Ordering::Relaxed) {
+            return;
+        }
         self.heartbeats.say(status);
         let serves = self.store_of_first && self.rank == 0;
         for _ in 0..if serves { 4 * SILENT } else { 0 } {
@@ -221,10 +208,8 @@ impl PeerMonitor {
         let (mut looks, mut looks_at_round, mut round) = (0_u32, 0_u32, self.heartbeats.rounds());
         let begin = round;
         loop {
-            match work.wait(LOOK) {
-                Ok(true) => return Ok(()),
-                Ok(false) => {}
-                Err(reason) => return Err(self.whose_fault(during, number, &reason)),
+            if work.wait(LOOK).map_err(|reason| self.whose_fault(during, number, &reason))? {
+                return Ok(());
             }
             looks += 1;
             if self.heartbeats.rounds() != round {
@@ -286,15 +271,11 @@ impl PeerMonitor {
             if self.heartbeats.rounds() > begin + 2 * u64::from(SILENT) {
                 break;
             }
-            match self.who_is_gone(during, self.heartbeats.interval * SILENT, Duration::ZERO) {
-                Some(error) => match error.payload() {
-                    Some(PeerGone { rank, reason: sign, has_ended: false }) => {
-                        return self.lost(*rank, during, format!("{sign}; {reason}"));
-                    }
-                    _ => return error,
-                },
-                None => sleep(self.heartbeats.interval / 2),
+            if let Some(error) = self.who_is_gone(during, self.heartbeats.interval * SILENT, Duration::ZERO) {
+                let Some(PeerGone { rank, reason: sign, has_ended: false }) = error.payload() else { return error };
+                return self.lost(*rank, during, format!("{sign}; {reason}"));
             }
+            sleep(self.heartbeats.interval / 2);
         }
         let peers = self.heartbeats.peers();
         let is_late = |rank: &usize| *rank != self.rank && peers[*rank].status.exchanges().is_some_and(|begun| begun < number);
@@ -327,11 +308,11 @@ fn seconds(time: Duration) -> Seconds {
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        if self.has_left.load(Ordering::Relaxed) && !self.failed.load(Ordering::Relaxed) {
+        if self.monitor.has_left.load(Ordering::Relaxed) && !self.failed.load(Ordering::Relaxed) {
             self.nccl.iter().for_each(|nccl| nccl.close(true));
             self.group.close();
         } else {
-            self.leave(RankStatus::Failed("it does not say why".to_owned()));
+            self.monitor.leave(RankStatus::Failed("it does not say why".to_owned()));
         }
     }
 }

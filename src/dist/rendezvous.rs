@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::{Launched, Peer, heartbeat};
+use super::heartbeat::{self, RankStatus};
+use super::{Launched, Peer};
 use crate::native::{SharedStore, host_name};
 use crate::units::{Fault, Seconds, quoted};
 
@@ -35,26 +36,20 @@ fn reach(launch: &Launched, timeout: Duration, until: Instant) -> Result<(Shared
     let address = format!("{}:{}", launch.address, launch.port);
     loop {
         // Names, too, may come later: a pod's is known once it runs.
-        let why = match (launch.address.as_str(), launch.port).to_socket_addrs() {
-            Ok(found) => {
-                let mut why = "the name has no address".to_owned();
-                for at in found {
-                    let left = until.saturating_duration_since(Instant::now()).max(LOOK);
-                    // First by a plain connection: it says at once what is wrong, and which of our addresses leads there.
-                    match TcpStream::connect_timeout(&at, left.min(Duration::from_secs(10)))
-                        .and_then(|stream| stream.local_addr())
-                    {
-                        Ok(own) => match SharedStore::open(&at.ip().to_string(), at.port(), None, left) {
-                            Ok(store) => return Ok((store, at, own.ip())),
-                            Err(reason) => why = reason,
-                        },
-                        Err(error) => why = error.to_string(),
-                    }
-                }
-                why
-            }
-            Err(error) => error.to_string(),
+        let (found, mut why) = match (launch.address.as_str(), launch.port).to_socket_addrs() {
+            Ok(found) => (found.collect(), "the name has no address".to_owned()),
+            Err(error) => (Vec::new(), error.to_string()),
         };
+        for at in found {
+            let left = until.saturating_duration_since(Instant::now()).max(LOOK);
+            // First by a plain connection: it says at once what is wrong, and which of our addresses leads there.
+            let own = TcpStream::connect_timeout(&at, left.min(Duration::from_secs(10))).and_then(|stream| stream.local_addr());
+            let open = |own: SocketAddr| Ok((SharedStore::open(&at.ip().to_string(), at.port(), None, left)?, at, own.ip()));
+            match own.map_err(|error| error.to_string()).and_then(open) {
+                Ok(reached) => return Ok(reached),
+                Err(reason) => why = reason,
+            }
+        }
         if Instant::now() >= until {
             return Err(unreached(launch, &address, timeout, &quoted(why)));
         }
@@ -82,7 +77,7 @@ impl<'a> MeetingPlace<'a> {
     /// Meets all ranks; returns where the run's keys begin, and who they are.
     pub(super) fn meet(&self, until: Instant) -> Result<(String, Vec<Peer>), Fault> {
         let (prefix, rank) = (self.agree()?, self.launch.rank);
-        self.set(&heartbeat::key(&prefix, rank), &heartbeat::first())?;
+        self.set(&heartbeat::key(&prefix, rank), &RankStatus::FIRST.to_bytes())?;
         self.set(&format!("{prefix}/host/{rank}"), host_name().as_bytes())?;
         let peers = self.wait_for_all(&prefix, until)?;
         Ok((prefix, peers))

@@ -57,9 +57,10 @@ fn ranks_exchange_sums_and_bytes() {
             let all = world.gather(&vec![rank as u8; rank * 3]).unwrap();
             assert_eq!(all, (0..size).map(|rank| vec![rank as u8; rank * 3]).collect::<Vec<_>>());
             assert_eq!(world.gather(&[]).unwrap(), vec![Vec::<u8>::new(); size]);
-            let from = size - 1;
-            assert_eq!(world.broadcast(vec![rank as u8; rank + 2], from).unwrap(), vec![from as u8; from + 2]);
-            assert_eq!(world.broadcast(vec![7; if rank == 0 { 0 } else { 5 }], 0).unwrap(), Vec::<u8>::new());
+            let told = Tensor::from_slice(&[rank as i64; 3]);
+            world.overwrite(&told, size - 1).unwrap();
+            assert_eq!(Vec::<i64>::try_from(told).unwrap(), [size as i64 - 1; 3]);
+            assert_eq!(world.of_first("telling", || Ok(vec![rank; 2])).unwrap(), [0; 2]);
             world.leave(None).unwrap();
             bits
         });
@@ -95,7 +96,7 @@ fn one_rank_needs_nobody() {
     world.sum(&tensor).unwrap();
     assert_eq!((world.rank(), world.size(), world.is_first(), tensor.double_value(&[0])), (0, 1, true, 1.5));
     assert_eq!(world.gather(b"x").unwrap(), [b"x".to_vec()]);
-    assert_eq!(world.broadcast(vec![1, 2], 0).unwrap(), [1, 2]);
+    assert_eq!(world.of_first("telling", || Ok(vec![1, 2])).unwrap(), [1, 2]);
     world.barrier().unwrap();
     world.leave(None).unwrap();
 }

@@ -4,11 +4,7 @@ use std::alloc::{GlobalAlloc, Layout};
 
 use tikv_jemallocator::Jemalloc;
 
-use super::bounded::charge;
-
-unsafe extern "C" {
-    safe fn kvtune_out_of_memory(bytes: usize) -> !;
-}
+use super::bounded::{charge, end};
 
 /// The unprefixed `malloc` of jemalloc serves libtorch too. A step allocates and frees tensors of many sizes, and with the system's allocator what
 /// is freed between others stays resident: more with every token, and nobody can say how much.
@@ -16,7 +12,12 @@ unsafe extern "C" {
 pub struct Allocator;
 
 fn had(memory: *mut u8, bytes: usize) -> *mut u8 {
-    if memory.is_null() { kvtune_out_of_memory(bytes) } else { memory }
+    const NO_MEMORY: i32 = 4;
+    const HINT: &str = "raise the limit of memory (`ulimit -v`), or ask for less";
+    if memory.is_null() {
+        end(NO_MEMORY, format_args!("memory does not suffice: {bytes} bytes more were not to be had"), HINT)
+    }
+    memory
 }
 
 // SAFETY: jemalloc's own, but that what it returns is never null.

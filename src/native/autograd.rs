@@ -3,11 +3,17 @@
 use std::any::Any;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt::{self, Display};
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 
 use tch::Tensor;
 use torch_sys::C_tensor;
+
+/// A tensor as the shim takes and gives it.
+pub(super) type Raw = *mut C_tensor;
+/// How the shim lets go of what it was given.
+pub(super) type DropUser = extern "C" fn(*mut c_void);
 
 /// What libtorch, or a backward closure, said when a backward failed.
 #[derive(Debug)]
@@ -27,27 +33,27 @@ type Backward = Box<dyn FnOnce(Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>
 unsafe extern "C" {
     fn kvtune_last_error() -> *const c_char;
     fn kvtune_attach_node(
-        inputs: *const *mut C_tensor,
+        inputs: *const Raw,
         num_inputs: usize,
-        outputs: *const *mut C_tensor,
+        outputs: *const Raw,
         num_outputs: usize,
-        callback: extern "C" fn(*mut c_void, *const *mut C_tensor, usize, *mut *mut C_tensor, usize, *mut c_char, usize) -> c_int,
-        drop: extern "C" fn(*mut c_void),
+        callback: extern "C" fn(*mut c_void, *const Raw, usize, *mut Raw, usize, *mut c_char, usize) -> c_int,
+        drop: DropUser,
         user: *mut c_void,
     ) -> c_int;
-    fn kvtune_backward(roots: *const *mut C_tensor, grads: *const *mut C_tensor, count: usize) -> c_int;
-    fn kvtune_take_gradient(leaf: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
+    fn kvtune_backward(roots: *const Raw, grads: *const Raw, count: usize) -> c_int;
+    fn kvtune_take_gradient(leaf: Raw, result: *mut Raw) -> c_int;
     fn kvtune_grad(
-        roots: *const *mut C_tensor,
-        grads: *const *mut C_tensor,
+        roots: *const Raw,
+        grads: *const Raw,
         count: usize,
-        inputs: *const *mut C_tensor,
-        results: *mut *mut C_tensor,
+        inputs: *const Raw,
+        results: *mut Raw,
         num_inputs: usize,
     ) -> c_int;
 }
 
-pub(super) fn pointer(tensor: &Tensor) -> *mut C_tensor {
+pub(super) fn pointer(tensor: &Tensor) -> Raw {
     tensor.as_ptr().cast_mut()
 }
 
@@ -55,19 +61,17 @@ pub(super) fn pointer(tensor: &Tensor) -> *mut C_tensor {
 ///
 /// # Safety
 /// A pointer that is not null is a new `at::Tensor` that nobody else owns.
-pub(super) unsafe fn owned(tensor: *mut C_tensor) -> Option<Tensor> {
+pub(super) unsafe fn owned(tensor: Raw) -> Option<Tensor> {
     // SAFETY: the caller's promise.
     (!tensor.is_null()).then(|| unsafe { Tensor::from_ptr(tensor) })
 }
 
-fn pointers(tensors: &[&Tensor]) -> Vec<*mut C_tensor> {
+fn pointers(tensors: &[&Tensor]) -> Vec<Raw> {
     tensors.iter().copied().map(pointer).collect()
 }
 
 /// New tensors that `fill` writes; `None` where it leaves null.
-pub(super) fn tensors<const N: usize>(
-    fill: impl FnOnce(*mut *mut C_tensor) -> c_int,
-) -> Result<[Option<Tensor>; N], BackwardError> {
+pub(super) fn tensors<const N: usize>(fill: impl FnOnce(*mut Raw) -> c_int) -> Result<[Option<Tensor>; N], BackwardError> {
     let made = written([null_mut(); N], |made| fill(made.cast()))?;
     // SAFETY: the call has succeeded, so each pointer is null or a new `at::Tensor` that is ours to own.
     Ok(made.map(|tensor| unsafe { owned(tensor) }))
@@ -87,8 +91,7 @@ pub(super) fn check(rc: c_int) -> Result<(), BackwardError> {
     Err(BackwardError(message.to_string_lossy().into_owned()))
 }
 
-/// What an operation on tensors does with an error: it panics with libtorch's text, as libtorch's own operations do. The engine's
-/// door makes an error of it again.
+/// What an operation on tensors does with an error: it panics with libtorch's text, as libtorch's own do. The engine's door makes an error of it.
 pub(crate) fn or_panic<T, E: Display>(done: Result<T, E>) -> T {
     #[allow(clippy::panic, reason = "there is no other way out of an operation on tensors")]
     done.unwrap_or_else(|error| panic!("{error}"))
@@ -109,10 +112,9 @@ where
 {
     let (inputs, outputs) = (pointers(inputs), pointers(outputs));
     let user = Box::into_raw(Box::<Option<Backward>>::new(Some(Box::new(backward)))).cast();
-    // SAFETY: all pointers are live `at::Tensor`s; the shim takes ownership of `user` and frees it through `drop_closure`.
-    check(unsafe {
-        kvtune_attach_node(inputs.as_ptr(), inputs.len(), outputs.as_ptr(), outputs.len(), run_closure, drop_closure, user)
-    })
+    let free: DropUser = drop_boxed::<Option<Backward>>;
+    // SAFETY: all pointers are live `at::Tensor`s; the shim takes ownership of `user` and lets go of it by `free`.
+    check(unsafe { kvtune_attach_node(inputs.as_ptr(), inputs.len(), outputs.as_ptr(), outputs.len(), run_closure, free, user) })
 }
 
 /// Runs backward from `roots`, whose gradients are `grads`, into the `.grad` of the leaves.
@@ -148,18 +150,19 @@ pub fn gradients_of(roots: &[&Tensor], grads: &[&Tensor], inputs: &[&Tensor]) ->
     Ok(results.into_iter().map(|tensor| unsafe { owned(tensor) }).collect())
 }
 
-extern "C" fn drop_closure(user: *mut c_void) {
-    // SAFETY: `user` came from `Box::into_raw` in `attach_backward` and the node drops it exactly once.
-    let closure = unsafe { Box::from_raw(user.cast::<Option<Backward>>()) };
+/// Drops what the shim was given as a `Box<T>`.
+pub(super) extern "C" fn drop_boxed<T>(user: *mut c_void) {
+    // SAFETY: `user` came from `Box::into_raw`, and the shim drops it exactly once.
+    let owned = unsafe { Box::from_raw(user.cast::<T>()) };
     // A panic must not cross into C++; what a destructor could not free is lost, nothing else.
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(closure)));
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(owned)));
 }
 
 extern "C" fn run_closure(
     user: *mut c_void,
-    grads_in: *const *mut C_tensor,
+    grads_in: *const Raw,
     num_in: usize,
-    grads_out: *mut *mut C_tensor,
+    grads_out: *mut Raw,
     num_out: usize,
     message: *mut c_char,
     len: usize,
@@ -169,11 +172,9 @@ extern "C" fn run_closure(
         let closure = unsafe { &mut *user.cast::<Option<Backward>>() };
         // SAFETY: the shim passes `num_in` pointers, null or to live tensors.
         let incoming = unsafe { std::slice::from_raw_parts(grads_in, num_in) };
-        let grads = incoming
-            .iter()
-            // SAFETY: non-null pointers are live tensors; `clone_from_ptr` makes a new reference to the same storage.
-            .map(|&t| if t.is_null() { None } else { Some(unsafe { Tensor::clone_from_ptr(t) }) })
-            .collect();
+        // SAFETY: non-null pointers are live tensors; `clone_from_ptr` makes a new reference to the same storage.
+        let shared = |&grad: &Raw| (!grad.is_null()).then(|| unsafe { Tensor::clone_from_ptr(grad) });
+        let grads = incoming.iter().map(shared).collect();
         let backward = closure.take().ok_or_else(|| "backward ran twice".to_owned())?;
         let outgoing = backward(grads)?;
         if outgoing.len() != num_out {
@@ -183,12 +184,9 @@ extern "C" fn run_closure(
     }));
     let text = match result {
         Ok(Ok(outgoing)) => {
-            for (i, grad) in outgoing.into_iter().enumerate() {
-                if let Some(grad) = grad {
-                    let mut shallow = std::mem::ManuallyDrop::new(grad);
-                    // SAFETY: `grads_out` has room for `num_out` pointers; ownership of the tensor passes to the shim.
-                    unsafe { *grads_out.add(i) = shallow.as_mut_ptr() };
-                }
+            for (i, grad) in outgoing.into_iter().enumerate().filter_map(|(i, grad)| Some((i, grad?))) {
+                // SAFETY: `grads_out` has room for `num_out` pointers; ownership of the tensor passes to the shim.
+                unsafe { *grads_out.add(i) = ManuallyDrop::new(grad).as_mut_ptr() };
             }
             return 0;
         }

@@ -11,7 +11,7 @@ use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, Once};
+use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 use std::{fmt, fs, thread};
 
@@ -22,7 +22,7 @@ use signal_hook::low_level::exit;
 
 use super::at_end::AtEnd;
 use super::memory::line_of;
-use crate::native::locked;
+use super::threads::locked;
 
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -57,7 +57,7 @@ thread_local! {
     /// Bytes that this thread may still allocate; `None` where it is not bounded.
     static LEFT: Cell<Option<isize>> = const { Cell::new(None) };
     /// The subject of its work. It outlives the work, at whose end the pointer goes.
-    static SUBJECT: Cell<Option<(*const u8, usize)>> = const { Cell::new(None) };
+    static SUBJECT: Cell<Option<*const str>> = const { Cell::new(None) };
     /// Set when this thread is given up; `None` where the process ends instead.
     static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
@@ -89,14 +89,14 @@ pub fn within<T>(bounds: &Bounds, work: impl FnOnce() -> T) -> T {
     }
     // Not counted: a thread that is given up for it would keep the lock for ever.
     let (left, subject_before) = (LEFT.take(), SUBJECT.get());
-    at_work().insert(number, AtWork { thread: gettid(), time: bounds.time, end: None, subject, given_up });
+    locked(&AT_WORK).insert(number, AtWork { thread: gettid(), time: bounds.time, end: None, subject, given_up });
     let _end = AtEnd(|| {
         LEFT.set(None);
         SUBJECT.set(subject_before);
-        at_work().remove(&number);
+        locked(&AT_WORK).remove(&number);
         LEFT.set(left);
     });
-    SUBJECT.set(Some((bounds.subject.as_ptr(), bounds.subject.len())));
+    SUBJECT.set(Some(&raw const *bounds.subject));
     LEFT.set(Some(isize::try_from(bounds.bytes).unwrap_or(isize::MAX)));
     work()
 }
@@ -174,16 +174,12 @@ pub fn num_given_up() -> usize {
     NUM_GIVEN_UP.load(Ordering::Relaxed)
 }
 
-fn at_work() -> MutexGuard<'static, BTreeMap<u64, AtWork>> {
-    locked(&AT_WORK)
-}
-
 fn watch() {
     // Where the system does not tell, all time counts.
     let (began, tells) = (Instant::now(), worked(gettid()).is_some());
     loop {
         thread::sleep(LOOK);
-        at_work().retain(|_, work| {
+        locked(&AT_WORK).retain(|_, work| {
             let now = if tells { worked(work.thread) } else { Some(began.elapsed()) };
             // It may fail once: for want of an open file, say.
             let Some(now) = now else { return true };
@@ -191,7 +187,7 @@ fn watch() {
             match &work.given_up {
                 _ if is_in_time => {}
                 Some(given_up) => give_up(given_up),
-                None => end(work.subject.as_bytes(), "time"),
+                None => end_beyond(&work.subject, "time"),
             }
             is_in_time
         });
@@ -213,7 +209,7 @@ pub(super) fn charge(bytes: isize) {
         left.set(Some(now));
         now < 0
     });
-    if is_beyond && let Some((start, length)) = SUBJECT.get() {
+    if is_beyond && let Some(subject) = SUBJECT.get() {
         LEFT.set(None);
         // An allocator may not unwind: the thread stays where it is.
         if GIVEN_UP.with_borrow(|given_up| given_up.as_ref().map(|given_up| give_up(given_up)).is_some()) {
@@ -222,7 +218,7 @@ pub(super) fn charge(bytes: isize) {
             }
         }
         // SAFETY: the subject of the work that this thread does right now.
-        end(unsafe { std::slice::from_raw_parts(start, length) }, "memory");
+        end_beyond(unsafe { &*subject }, "memory");
     }
 }
 
@@ -233,21 +229,16 @@ fn give_up(given_up: &AtomicBool) {
     }
 }
 
-/// Allocates nothing, as the allocator calls it.
-fn end(subject: &[u8], of: &str) -> ! {
+fn end_beyond(subject: &str, of: &str) -> ! {
     const DATA: i32 = 3;
-    let mut to = std::io::stderr();
-    let parts: [&[u8]; 5] = [
-        b"error: ",
-        subject,
-        b" takes too much ",
-        of.as_bytes(),
-        b"\n\nhint: take the file from its source again; if it is meant to be so, use it in the program that it was made for\n",
-    ];
-    for part in parts {
-        let _ = to.write_all(part);
-    }
-    exit(DATA)
+    const HINT: &str = "take the file from its source again; if it is meant to be so, use it in the program that it was made for";
+    end(DATA, format_args!("{subject} takes too much {of}"), HINT)
+}
+
+/// Says why, and ends the process. Allocates nothing, as the allocator calls it.
+pub(super) fn end(code: i32, why: fmt::Arguments<'_>, hint: &str) -> ! {
+    let _ = std::io::stderr().write_fmt(format_args!("error: {why}\n\nhint: {hint}\n"));
+    exit(code)
 }
 
 #[cfg(test)]

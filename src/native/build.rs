@@ -39,19 +39,21 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Compiles whatever lies in the shim's folders into static libraries.
 fn compile_shim(libtorch: &Path) -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed={SHIM}");
-    let mut sources = Vec::new();
-    for folder in [SHIM.to_owned(), format!("{SHIM}/cuda")].iter().filter(|folder| Path::new(folder).exists()) {
+    let in_shim = |names: &[&str]| names.iter().map(|name| Path::new(SHIM).join(name)).collect::<Vec<_>>();
+    let (kernels, unfused) = (in_shim(&KERNELS), in_shim(&UNFUSED));
+    let mut doors = Vec::new();
+    for folder in [SHIM.to_owned(), format!("{SHIM}/cuda")] {
         for entry in fs::read_dir(folder)? {
-            let path: PathBuf = entry?.path();
-            if path.extension().is_some_and(|extension| extension == "cpp") {
-                sources.push(path);
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "cpp")
+                && !kernels.contains(&path)
+                && !unfused.contains(&path)
+            {
+                doors.push(path);
             }
         }
     }
-    sources.sort();
-    let is_among = |names: &'static [&str]| move |path: &PathBuf| names.iter().any(|name| *path == Path::new(SHIM).join(name));
-    let (kernels, doors): (Vec<PathBuf>, Vec<PathBuf>) = sources.into_iter().partition(is_among(&KERNELS));
-    let (unfused, doors): (Vec<PathBuf>, Vec<PathBuf>) = doors.into_iter().partition(is_among(&UNFUSED));
+    doors.sort();
     // What only passes tensors on gains nothing from more optimisation, and would take twice as long to compile.
     let (doors, kernels, unfused) = (
         compiler(libtorch).opt_level(1).file(in_one(&doors)?).clone(),

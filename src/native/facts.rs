@@ -1,17 +1,24 @@
 //! What libtorch says of itself and of the CPU.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
+
+use rustix::termios::tcgetwinsize;
 
 unsafe extern "C" {
+    safe fn kvtune_libtorch_version() -> *const c_char;
     safe fn kvtune_libtorch_config() -> *const c_char;
     safe fn kvtune_cpu_capability() -> *const c_char;
     fn kvtune_cpu_has(feature: *const c_char) -> c_int;
     safe fn kvtune_threads_at_work() -> i64;
-    safe fn kvtune_terminal_width(descriptor: c_int) -> c_int;
 }
 
-/// The version of the libtorch that is loaded, as it tells how it was built; [`super::libtorch_version`] is that of its headers.
+/// The version of libtorch this program was built for.
+pub fn libtorch_version() -> String {
+    text(kvtune_libtorch_version()).unwrap_or_default()
+}
+
+/// The version of the libtorch that is loaded, as it tells how it was built.
 pub fn loaded_libtorch() -> Option<String> {
     version_in(&text(kvtune_libtorch_config())?)
 }
@@ -39,11 +46,11 @@ pub fn threads_at_work() -> usize {
 }
 
 /// Columns of the terminal behind a stream; `None` where there is no terminal, or it does not say.
-pub fn terminal_width(stream: &impl AsRawFd) -> Option<usize> {
-    usize::try_from(kvtune_terminal_width(stream.as_raw_fd())).ok().filter(|&columns| columns > 0)
+pub fn terminal_width(stream: &impl AsFd) -> Option<usize> {
+    tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0)
 }
 
-fn text(said: *const c_char) -> Option<String> {
+pub(super) fn text(said: *const c_char) -> Option<String> {
     // SAFETY: null, or a string that ends with a zero and stays until this thread asks again.
     (!said.is_null()).then(|| unsafe { CStr::from_ptr(said) }.to_string_lossy().into_owned())
 }
@@ -54,7 +61,8 @@ mod tests {
 
     #[test]
     fn the_library_is_of_the_version_of_its_headers() {
-        assert_eq!(loaded_libtorch(), Some(super::super::libtorch_version()));
+        assert!(libtorch_version().starts_with("2."), "{}", libtorch_version());
+        assert_eq!(loaded_libtorch(), Some(libtorch_version()));
         assert_eq!(version_in("- Build settings: X=1, TORCH_VERSION=2.11.0, USE_CUDA=ON, "), Some("2.11.0".to_owned()));
         assert_eq!(version_in("nothing"), None);
     }

@@ -3,56 +3,29 @@
 //! As with libtorch's own operations, what goes wrong (shapes that do not fit, memory that runs out) is a panic with libtorch's text.
 
 use std::ffi::c_int;
+use std::ptr::null_mut;
 
 use tch::{Device, Kind, Tensor};
-use torch_sys::C_tensor;
 
-use super::autograd::{check, or_panic, owned, pointer, tensors};
+use super::autograd::{Raw, check, or_panic, owned, pointer, tensors};
 
 unsafe extern "C" {
     safe fn kvtune_attention_scratch(shape: &AttentionShape, is_backward: c_int) -> i64;
-    fn kvtune_product(x: *mut C_tensor, w: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
+    fn kvtune_product(x: Raw, w: Raw, result: *mut Raw) -> c_int;
     safe fn kvtune_widened_bytes(rows: i64, inner: i64, outer: i64) -> i64;
-    fn kvtune_add_product(y: *mut C_tensor, x: *mut C_tensor, w: *mut C_tensor) -> c_int;
-    fn kvtune_attend(
-        q: *mut C_tensor,
-        parts: *const RawPart,
-        count: usize,
-        scale: f64,
-        cap: f64,
-        from_token: i64,
-        results: *mut *mut C_tensor,
-    ) -> c_int;
-    fn kvtune_attend_backward(
-        dout: *mut C_tensor,
-        q: *mut C_tensor,
-        parts: *const RawPart,
-        count: usize,
-        out: *mut C_tensor,
-        lse: *mut C_tensor,
-        scale: f64,
-        cap: f64,
-        results: *mut *mut C_tensor,
-    ) -> c_int;
-    fn kvtune_attention_mass(
-        q: *mut C_tensor,
-        parts: *const RawPart,
-        count: usize,
-        lse: *mut C_tensor,
-        scale: f64,
-        cap: f64,
-        first: i64,
-        result: *mut *mut C_tensor,
-    ) -> c_int;
+    fn kvtune_add_product(y: Raw, x: Raw, w: Raw) -> c_int;
+    fn kvtune_attend(q: Raw, keys: &RawKeys, from_token: i64, results: *mut Raw) -> c_int;
+    fn kvtune_attend_backward(dout: Raw, q: Raw, keys: &RawKeys, out: Raw, lse: Raw, results: *mut Raw) -> c_int;
+    fn kvtune_attention_mass(q: Raw, keys: &RawKeys, lse: Raw, first: i64, result: *mut Raw) -> c_int;
 }
 
 /// New tensors that `fill` writes.
-pub(super) fn made<const N: usize>(fill: impl FnOnce(*mut *mut C_tensor) -> c_int) -> [Tensor; N] {
+pub(super) fn made<const N: usize>(fill: impl FnOnce(*mut Raw) -> c_int) -> [Tensor; N] {
     or_panic(tensors(fill)).map(Option::unwrap_or_default)
 }
 
 /// The new tensor that `fill` writes.
-pub(super) fn made_one(fill: impl FnOnce(*mut *mut C_tensor) -> c_int) -> Tensor {
+pub(super) fn made_one(fill: impl FnOnce(*mut Raw) -> c_int) -> Tensor {
     let [one] = made(fill);
     one
 }
@@ -127,8 +100,7 @@ pub struct KvBlock {
     pub further: Vec<Tensor>,
     /// Which slots count `(B, G, P)`, bool, where not all of them do.
     pub valid: Option<Tensor>,
-    /// How many of the chunk's tokens, from the first on, see each slot `(B, G, P)`, int64; `None` where all do. A sliding window
-    /// ends the sight of a key so.
+    /// How many of the chunk's tokens, from the first on, see each slot `(B, G, P)`, int64, as a sliding window has it; `None` where all do.
     pub visible_until: Option<Tensor>,
 }
 
@@ -198,11 +170,9 @@ impl KvBlock {
 pub struct ScoreRule {
     /// The factor on `q · k`.
     pub scale: f64,
-    /// The most keys that a query sees, its own among them: those of positions p − window < k ≤ p. `None` without a limit. Kernels are told by
-    /// [`KvBlock::visible_until`].
+    /// The most keys that a query sees, if there is a limit: those of positions p − window < k ≤ p. [`KvBlock::visible_until`] tells kernels.
     pub window: Option<usize>,
-    /// What no score exceeds, above 0: scores s become cap · tanh(s / cap), before anything is hidden (Gemma 2, arXiv 2408.00118,
-    /// section 2). `None` without a cap.
+    /// What no score exceeds, if anything: scores s become cap · tanh(s / cap), before any is hidden (Gemma 2, arXiv 2408.00118, section 2).
     pub soft_cap: Option<f64>,
 }
 
@@ -211,31 +181,25 @@ impl ScoreRule {
     pub fn scaled(scale: f64) -> Self {
         Self { scale, window: None, soft_cap: None }
     }
-
-    /// Scale and cap for the shim, which takes 0 for no cap.
-    fn numbers(self) -> (f64, f64) {
-        (self.scale, self.soft_cap.unwrap_or(0.0))
-    }
 }
 
-/// A part as the shim takes it; its masks are null where all slots count, and where all tokens see all slots.
+/// What queries attend to, and by which scores, as the shim takes it.
 #[repr(C)]
-struct RawPart {
-    k: *mut C_tensor,
-    v: *mut C_tensor,
-    in_use: *mut C_tensor,
-    seen_until: *mut C_tensor,
+struct RawKeys {
+    /// Keys and values of each part, which of its slots count, and until when they are seen; the latter two are null where all are.
+    parts: *const [Raw; 4],
+    count: usize,
+    scale: f64,
+    /// 0 where nothing caps scores.
+    cap: f64,
 }
 
-fn raw(parts: &[&KvBlock]) -> Vec<RawPart> {
-    let mask = |mask: &Option<Tensor>| mask.as_ref().map_or(std::ptr::null_mut(), pointer);
-    let one = |part: &&KvBlock| RawPart {
-        k: pointer(&part.k),
-        v: pointer(&part.v),
-        in_use: mask(&part.valid),
-        seen_until: mask(&part.visible_until),
-    };
-    parts.iter().map(one).collect()
+/// Calls the shim with parts whose tensors are alive.
+fn with_keys<T>(parts: &[&KvBlock], rule: ScoreRule, call: impl FnOnce(&RawKeys) -> T) -> T {
+    let mask = |mask: &Option<Tensor>| mask.as_ref().map_or(null_mut(), pointer);
+    let one = |part: &&KvBlock| [pointer(&part.k), pointer(&part.v), mask(&part.valid), mask(&part.visible_until)];
+    let parts: Vec<[Raw; 4]> = parts.iter().map(one).collect();
+    call(&RawKeys { parts: parts.as_ptr(), count: parts.len(), scale: rule.scale, cap: rule.soft_cap.unwrap_or(0.0) })
 }
 
 /// Attention of a chunk of n tokens to all of some parts, and causally to the last part, which is its own: output, log-sum-exp, and,
@@ -250,12 +214,11 @@ pub fn attend(
     rule: ScoreRule,
     first_paying: Option<i64>,
 ) -> (Tensor, Tensor, Option<Tensor>) {
-    let (parts, (scale, cap)) = (raw(parts), rule.numbers());
     let from_token = first_paying.unwrap_or(-1);
-    // SAFETY: all are live tensors, or null where that is allowed; two results are written, and a third if some token pays.
-    let [out, lse, mass] = or_panic(tensors(|results| unsafe {
-        kvtune_attend(pointer(q_bhnd), parts.as_ptr(), parts.len(), scale, cap, from_token, results)
-    }));
+    let [out, lse, mass] = with_keys(parts, rule, |keys| {
+        // SAFETY: all are live tensors, or null where that is allowed; two results are written, and a third if some token pays.
+        or_panic(tensors(|results| unsafe { kvtune_attend(pointer(q_bhnd), keys, from_token, results) }))
+    });
     (out.unwrap_or_default(), lse.unwrap_or_default(), mass)
 }
 
@@ -271,13 +234,11 @@ pub fn attend_backward(
     lse_bhn: &Tensor,
     rule: ScoreRule,
 ) -> (Tensor, Vec<KvBlock>) {
-    let (parts, (scale, cap)) = (raw(parts), rule.numbers());
     let [dout, q, out, lse] = [dout_bhnd, q_bhnd, out_bhnd, lse_bhn].map(pointer);
-    let mut results = vec![std::ptr::null_mut(); 1 + 2 * parts.len()];
+    let mut results = vec![null_mut(); 1 + 2 * parts.len()];
     // SAFETY: all are live tensors, or null where that is allowed; one result for the queries and two for each part are written.
-    or_panic(check(unsafe {
-        kvtune_attend_backward(dout, q, parts.as_ptr(), parts.len(), out, lse, scale, cap, results.as_mut_ptr())
-    }));
+    let call = |keys: &RawKeys| unsafe { kvtune_attend_backward(dout, q, keys, out, lse, results.as_mut_ptr()) };
+    or_panic(check(with_keys(parts, rule, call)));
     // SAFETY: the call has succeeded, so each pointer is a new `at::Tensor` that is ours to own.
     let mut results = results.into_iter().filter_map(|tensor| unsafe { owned(tensor) });
     let dq_bhnd = results.next().unwrap_or_default();
@@ -291,9 +252,9 @@ pub fn attend_backward(
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; the rest as in [`attend`]; result `(B, G, all keys)`, in f32 for bf16.
 pub fn attention_mass(q_bhnd: &Tensor, parts: &[&KvBlock], lse_bhn: &Tensor, rule: ScoreRule, first_token: i64) -> Tensor {
-    let (parts, [q, lse], (scale, cap)) = (raw(parts), [q_bhnd, lse_bhn].map(pointer), rule.numbers());
+    let [q, lse] = [q_bhnd, lse_bhn].map(pointer);
     // SAFETY: all are live tensors, or null where that is allowed; one result is written.
-    made_one(|result| unsafe { kvtune_attention_mass(q, parts.as_ptr(), parts.len(), lse, scale, cap, first_token, result) })
+    with_keys(parts, rule, |keys| made_one(|result| unsafe { kvtune_attention_mass(q, keys, lse, first_token, result) }))
 }
 
 #[cfg(test)]

@@ -1,23 +1,20 @@
 //! Files as memory, and tensors that lie in it without a copy.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::{Arc, Once};
 
 use arrow::buffer::Buffer;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use tch::{Kind, Tensor};
-use torch_sys::C_tensor;
 
-use super::autograd::owned;
+use super::autograd::{DropUser, Raw, drop_boxed, tensors};
 
 unsafe extern "C" {
-    fn kvtune_libtorch_version() -> *const c_char;
     fn kvtune_guard_mappings();
-    fn kvtune_bytes_over(data: *mut c_void, length: i64, drop: extern "C" fn(*mut c_void), user: *mut c_void) -> *mut C_tensor;
+    fn kvtune_bytes_over(data: *mut c_void, length: i64, drop: DropUser, user: *mut c_void, result: *mut Raw) -> c_int;
 }
 
 /// A whole file as memory. Writes to it stay in this process; the file is never changed.
@@ -71,22 +68,8 @@ pub fn tensor_over(map: &Arc<FileMap>, offset: usize, size: &[i64], kind: Kind) 
     }
     let user = Box::into_raw(Box::new(Arc::clone(map))).cast();
     // SAFETY: the span lies in the map, which `user` keeps alive until the storage is freed; the memory is private and writable.
-    let bytes = unsafe { kvtune_bytes_over(data, length as i64, drop_map, user) };
-    // SAFETY: a non-null result is a new `at::Tensor` that is ours to own.
-    unsafe { owned(bytes) }.map(|bytes| bytes.view_dtype(kind).view(size))
-}
-
-/// The version of libtorch this program was built for.
-pub fn libtorch_version() -> String {
-    // SAFETY: a string literal of the shim.
-    unsafe { CStr::from_ptr(kvtune_libtorch_version()) }.to_string_lossy().into_owned()
-}
-
-extern "C" fn drop_map(user: *mut c_void) {
-    // SAFETY: `user` came from `Box::into_raw` in `tensor_over` and is dropped exactly once.
-    let map = unsafe { Box::from_raw(user.cast::<Arc<FileMap>>()) };
-    // A panic must not cross into C++.
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(map)));
+    let made = tensors(|result| unsafe { kvtune_bytes_over(data, length as i64, drop_boxed::<Arc<FileMap>>, user, result) });
+    made.ok().and_then(|[bytes]| bytes).map(|bytes| bytes.view_dtype(kind).view(size))
 }
 
 #[cfg(test)]
@@ -120,10 +103,5 @@ mod tests {
         assert!(map.bytes() == content);
         map.release(5000..99_000);
         assert!(map.bytes() == content);
-    }
-
-    #[test]
-    fn libtorch_says_its_version() {
-        assert!(libtorch_version().starts_with("2."), "{}", libtorch_version());
     }
 }

@@ -11,8 +11,7 @@ pub struct HostMemory {
     pub left: u64,
 }
 
-/// The machine's, as the system tells; `None` where that can't be read. A machine whose memory grows when it is asked for tells less than
-/// it will have.
+/// The machine's, as the system tells, if it does. A machine whose memory grows when it is asked for tells less than it will have.
 pub fn machine_memory() -> Option<HostMemory> {
     let line = |key| line_of(Path::new("/proc/meminfo"), key).map(|kibibytes| kibibytes * 1024);
     Some(HostMemory { total: line("MemTotal:")?, left: line("MemAvailable:")? })

@@ -1,30 +1,29 @@
 //! What libtorch's allocators hand out, as they count it themselves: the ground truth of a memory profile.
 
-use std::ffi::c_void;
-use std::marker::PhantomData;
-use std::ptr::NonNull;
+use std::ffi::{c_int, c_void};
 
 use tch::Device;
 
-use super::allocated::Allocated;
-use super::cuda::{DeviceStats, device_stats, reset_device_peak};
+use super::cuda::{Allocated, DeviceStats, device_stats, reset_device_peak};
+use super::shim_object::ShimObject;
 
 unsafe extern "C" {
-    fn kvtune_meter_start() -> *mut c_void;
+    fn kvtune_meter_start(out: *mut *mut c_void) -> c_int;
     fn kvtune_meter_read(handle: *const c_void, out: *mut i64);
     fn kvtune_meter_reset_peak(handle: *const c_void);
     fn kvtune_meter_stop(handle: *mut c_void);
-    safe fn kvtune_give_free_memory_back();
+    /// Gives what the binary's allocator keeps for later back to the system, so that what is resident is in use; another allocator's stays.
+    #[link_name = "kvtune_give_free_memory_back"]
+    pub safe fn give_free_memory_back();
 }
 
 /// Counts the allocations of the thread that started it, and of the backwards that this thread runs, until it is dropped.
 #[derive(Debug)]
 pub struct AllocationMeter {
-    handle: NonNull<c_void>,
+    /// It ends on the thread on which it began, as a `ShimObject` goes to no other.
+    handle: ShimObject,
     /// A CUDA device whose allocator has statistics of its own.
     device: Option<usize>,
-    /// It must end on the thread on which it began.
-    _stays: PhantomData<*const ()>,
 }
 
 impl AllocationMeter {
@@ -32,17 +31,18 @@ impl AllocationMeter {
     /// are its caching allocator's own: of all threads, and in the blocks that it hands out.
     pub fn start(device: Device) -> Option<Self> {
         let device = if let Device::Cuda(index) = device { Some(index) } else { None };
-        // SAFETY: takes nothing; returns an owned handle or null.
-        NonNull::new(unsafe { kvtune_meter_start() }).map(|handle| Self { handle, device, _stays: PhantomData })
+        // SAFETY: a new meter is written.
+        unsafe { ShimObject::made(kvtune_meter_stop, |out| kvtune_meter_start(out)) }.ok().map(|handle| Self { handle, device })
     }
 
+    /// What the host has handed out, and the device.
     pub fn read(&self) -> (Allocated, Allocated) {
-        let mut out = [0; 6];
-        // SAFETY: the handle is alive until `drop`, and `out` has room for the six numbers that are written.
-        unsafe { kvtune_meter_read(self.handle.as_ptr(), out.as_mut_ptr()) };
-        let [live, peak, reserved, device_live, device_peak, device_reserved] = out;
-        let counted = Allocated { live: device_live, peak: device_peak, reserved: device_reserved };
-        (Allocated { live, peak, reserved }, self.of_allocator().map_or(counted, |stats| stats.allocated))
+        let mut out = [0; 2];
+        // SAFETY: the handle is alive until `drop`, and `out` has room for the two numbers that are written.
+        unsafe { kvtune_meter_read(self.handle.get(), out.as_mut_ptr()) };
+        let [live, peak] = out;
+        let device = self.of_allocator().map_or_else(Allocated::default, |stats| stats.allocated);
+        (Allocated { live, peak, reserved: 0 }, device)
     }
 
     pub fn of_allocator(&self) -> Option<DeviceStats> {
@@ -52,24 +52,11 @@ impl AllocationMeter {
     /// Lets the peaks begin at what is live now.
     pub fn reset_peak(&self) {
         // SAFETY: the handle is alive until `drop`.
-        unsafe { kvtune_meter_reset_peak(self.handle.as_ptr()) };
+        unsafe { kvtune_meter_reset_peak(self.handle.get()) };
         if let Some(index) = self.device {
             reset_device_peak(index);
         }
     }
-}
-
-impl Drop for AllocationMeter {
-    fn drop(&mut self) {
-        // SAFETY: the handle came from `kvtune_meter_start` on this thread and is given back once.
-        unsafe { kvtune_meter_stop(self.handle.as_ptr()) };
-    }
-}
-
-/// Gives memory that the binary's allocator keeps for later back to the system, so that what is resident is in use. With another
-/// allocator nothing is done.
-pub fn give_free_memory_back() {
-    kvtune_give_free_memory_back();
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 #![allow(unsafe_code)]
 
-mod allocated;
 mod allocator;
 mod at_end;
 mod autograd;
@@ -16,25 +15,26 @@ mod meter;
 mod pointwise;
 mod quantiser;
 mod ranks;
+mod shim_object;
 mod syncs;
 mod threads;
 mod unpack;
 
-pub use allocated::Allocated;
 pub use allocator::Allocator;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward, take_gradient};
 pub(crate) use autograd::{or_panic, panic_text};
 pub use bounded::{Bounds, GivenUp, ProcessLimits, apart, num_given_up, within};
-pub use facts::{cpu_capability, cpu_has, loaded_libtorch, terminal_width, threads_at_work};
+pub use cuda::Allocated;
+pub use facts::{cpu_capability, cpu_has, libtorch_version, loaded_libtorch, terminal_width, threads_at_work};
 pub use kernels::{
     AttentionShape, KvBlock, ScoreRule, add_product, attend, attend_backward, attention_mass, computes, product, widened_bytes,
 };
-pub use mapped::{FileMap, arrow_buffer, libtorch_version, tensor_over};
+pub use mapped::{FileMap, arrow_buffer, tensor_over};
 pub use memory::{HostMemory, allowed_memory, line_of, machine_memory};
 pub use meter::{AllocationMeter, give_free_memory_back};
 pub use pointwise::{RotationDirection, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
 pub use quantiser::{quantise_on_cpu, restore_on_cpu};
-pub use ranks::{GlooGroup, GlooTimeouts, GroupWork, PendingExchange, SharedStore, host_name};
-pub use syncs::{SyncCounter, Syncs};
+pub use ranks::{GlooGroup, GroupWork, PendingExchange, SharedStore, host_name};
+pub use syncs::SyncNotes;
 pub use threads::{locked, make_room_for_others, try_threads, usable_cpus};
 pub use unpack::{Codes, CodesLayout, first_bad_block, packed_product, unpack};

@@ -3,25 +3,16 @@
 use std::ffi::c_int;
 
 use tch::Tensor;
-use torch_sys::C_tensor;
 
-use super::autograd::{or_panic, pointer, tensors};
+use super::autograd::{Raw, or_panic, pointer, tensors};
 use super::kernels::{made, made_one};
 
 unsafe extern "C" {
-    fn kvtune_rms_norm(x: *mut C_tensor, weight: *mut C_tensor, eps: f64, results: *mut *mut C_tensor) -> c_int;
-    fn kvtune_rms_norm_backward(
-        dout: *mut C_tensor,
-        x: *mut C_tensor,
-        weight: *mut C_tensor,
-        rstd: *mut C_tensor,
-        needs_x: c_int,
-        needs_weight: c_int,
-        results: *mut *mut C_tensor,
-    ) -> c_int;
-    fn kvtune_swiglu(gate: *mut C_tensor, up: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
-    fn kvtune_swiglu_backward(dout: *mut C_tensor, gate: *mut C_tensor, up: *mut C_tensor, results: *mut *mut C_tensor) -> c_int;
-    fn kvtune_rotate(x: *mut C_tensor, cos: *mut C_tensor, sin: *mut C_tensor, back: c_int, result: *mut *mut C_tensor) -> c_int;
+    fn kvtune_rms_norm(x: Raw, weight: Raw, eps: f64, results: *mut Raw) -> c_int;
+    fn kvtune_rms_norm_backward(dout: Raw, x: Raw, weight: Raw, rstd: Raw, needs: &[bool; 2], results: *mut Raw) -> c_int;
+    fn kvtune_swiglu(gate: Raw, up: Raw, result: *mut Raw) -> c_int;
+    fn kvtune_swiglu_backward(dout: Raw, gate: Raw, up: Raw, results: *mut Raw) -> c_int;
+    fn kvtune_rotate(x: Raw, cos: Raw, sin: Raw, back: c_int, result: *mut Raw) -> c_int;
 }
 
 /// `weight · x / sqrt(mean(x²) + eps)` over the last dimension, and one over the root of each row.
@@ -40,9 +31,8 @@ pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tensor) {
 /// `dy` and `x (…, E)`, `rstd (…, 1)`; results as x and the weight.
 pub fn rms_norm_backward(dy: &Tensor, [x, weight_e, rstd]: [&Tensor; 3], needs: [bool; 2]) -> [Option<Tensor>; 2] {
     let [dy, x, weight, rstd] = [dy, x, weight_e, rstd].map(pointer);
-    let [needs_x, needs_weight] = needs.map(c_int::from);
     // SAFETY: all are live tensors; at most two results are written.
-    or_panic(tensors(|results| unsafe { kvtune_rms_norm_backward(dy, x, weight, rstd, needs_x, needs_weight, results) }))
+    or_panic(tensors(|results| unsafe { kvtune_rms_norm_backward(dy, x, weight, rstd, &needs, results) }))
 }
 
 /// `silu(gate) · up`.

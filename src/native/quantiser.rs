@@ -3,21 +3,13 @@
 use std::ffi::c_int;
 
 use tch::{Kind, Tensor};
-use torch_sys::C_tensor;
 
-use super::autograd::pointer;
+use super::autograd::{Raw, pointer};
 use super::kernels::{computes, made, made_one};
 
 unsafe extern "C" {
-    fn kvtune_quantise(x: *mut C_tensor, bits: i64, results: *mut *mut C_tensor) -> c_int;
-    fn kvtune_restore(
-        level: *mut C_tensor,
-        range: *mut C_tensor,
-        like: *mut C_tensor,
-        bits: i64,
-        width: i64,
-        result: *mut *mut C_tensor,
-    ) -> c_int;
+    fn kvtune_quantise(x: Raw, bits: i64, results: *mut Raw) -> c_int;
+    fn kvtune_restore(level: Raw, range: Raw, like: Raw, bits: i64, width: i64, result: *mut Raw) -> c_int;
 }
 
 /// Quantises each vector along the last axis in 4, 5, 8 or 9 bits; `None` where the kernel does not serve, and libtorch's operations must.

@@ -8,9 +8,9 @@ use std::ptr::{null, null_mut};
 use std::time::Duration;
 
 use tch::Tensor;
-use torch_sys::C_tensor;
 
-use super::autograd::{BackwardError, check, pointer, written};
+use super::autograd::{BackwardError, Raw, check, pointer, written};
+use super::shim_object::ShimObject;
 
 unsafe extern "C" {
     fn kvtune_store_open(host: *const c_char, port: u16, listener: c_int, timeout: i64, out: *mut *mut c_void) -> c_int;
@@ -30,21 +30,9 @@ unsafe extern "C" {
         out: *mut *mut c_void,
     ) -> c_int;
     fn kvtune_gloo_close(group: *mut c_void);
-    fn kvtune_gloo_sum(group: *mut c_void, tensor: *mut C_tensor, timeout: i64, work: *mut *mut c_void) -> c_int;
-    fn kvtune_gloo_broadcast(
-        group: *mut c_void,
-        tensor: *mut C_tensor,
-        from: c_int,
-        timeout: i64,
-        work: *mut *mut c_void,
-    ) -> c_int;
-    fn kvtune_gloo_gather(
-        group: *mut c_void,
-        output: *mut C_tensor,
-        input: *mut C_tensor,
-        timeout: i64,
-        work: *mut *mut c_void,
-    ) -> c_int;
+    fn kvtune_gloo_sum(group: *mut c_void, tensor: Raw, timeout: i64, work: *mut *mut c_void) -> c_int;
+    fn kvtune_gloo_broadcast(group: *mut c_void, tensor: Raw, from: c_int, timeout: i64, work: *mut *mut c_void) -> c_int;
+    fn kvtune_gloo_gather(group: *mut c_void, output: Raw, input: Raw, timeout: i64, work: *mut *mut c_void) -> c_int;
     fn kvtune_work_wait(work: *mut c_void, timeout: i64, done: *mut c_int) -> c_int;
     fn kvtune_work_drop(work: *mut c_void);
 }
@@ -77,7 +65,7 @@ fn zero_ended(text: &str) -> Said<CString> {
 /// A client of a `TCPStore`, and where it was opened with a listener, the store itself.
 ///
 /// One call at a time: others wait, also while one waits for a key.
-pub struct SharedStore(*mut c_void);
+pub struct SharedStore(ShimObject);
 
 // SAFETY: c10d's client takes a lock for each call.
 unsafe impl Send for SharedStore {}
@@ -85,27 +73,26 @@ unsafe impl Send for SharedStore {}
 unsafe impl Sync for SharedStore {}
 
 impl SharedStore {
-    /// Connects with the store at `host`, or serves it by `listener` and connects with that. `timeout` is for this and for
-    /// each [`get`](Self::get).
+    /// Connects with the store at `host`, which it serves where there is a `listener`. `timeout` is for this and for each [`get`](Self::get).
     pub fn open(host: &str, port: u16, listener: Option<TcpListener>, timeout: Duration) -> Said<Self> {
-        let host = zero_ended(host)?;
+        let name = zero_ended(host)?;
         let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);
-        // SAFETY: a string that ends with a zero, a socket that is given away, and room for a pointer.
-        let store = written(null_mut(), |out| unsafe { kvtune_store_open(host.as_ptr(), port, listener, millis(timeout), out) });
-        said(store).map(Self)
+        let (host, time) = (name.as_ptr(), millis(timeout));
+        // SAFETY: a string that ends with a zero, and a socket that is given away; a new store is written.
+        said(unsafe { ShimObject::made(kvtune_store_close, |out| kvtune_store_open(host, port, listener, time, out)) }).map(Self)
     }
 
     pub fn set(&self, key: &str, value: &[u8]) -> Said<()> {
         let key = zero_ended(key)?;
         // SAFETY: a store that is open, a string that ends with a zero, and bytes that are only read.
-        said(check(unsafe { kvtune_store_set(self.0, key.as_ptr(), value.as_ptr(), value.len()) }))
+        said(check(unsafe { kvtune_store_set(self.0.get(), key.as_ptr(), value.as_ptr(), value.len()) }))
     }
 
     /// Reads a key; waits until it is there.
     pub fn get(&self, key: &str) -> Said<Vec<u8>> {
         let (key, mut bytes, mut count) = (zero_ended(key)?, null(), 0);
         // SAFETY: a store that is open, a string that ends with a zero, and room for a pointer and a count.
-        said(check(unsafe { kvtune_store_get(self.0, key.as_ptr(), &raw mut bytes, &raw mut count) }))?;
+        said(check(unsafe { kvtune_store_get(self.0.get(), key.as_ptr(), &raw mut bytes, &raw mut count) }))?;
         // SAFETY: as many bytes as it says, until this thread's next call; an empty value may have no place.
         Ok(if count == 0 { Vec::new() } else { unsafe { std::slice::from_raw_parts(bytes, count) }.to_vec() })
     }
@@ -114,28 +101,14 @@ impl SharedStore {
     pub fn add(&self, key: &str, by: i64) -> Said<i64> {
         let key = zero_ended(key)?;
         // SAFETY: a store that is open, a string that ends with a zero, and room for a number.
-        said(written(0, |sum| unsafe { kvtune_store_add(self.0, key.as_ptr(), by, sum) }))
+        said(written(0, |sum| unsafe { kvtune_store_add(self.0.get(), key.as_ptr(), by, sum) }))
     }
 
     pub fn has(&self, key: &str) -> Said<bool> {
         let key = zero_ended(key)?;
         // SAFETY: a store that is open, a string that ends with a zero, and room for a number.
-        said(written(0, |has| unsafe { kvtune_store_has(self.0, key.as_ptr(), has) })).map(|has| has != 0)
+        said(written(0, |has| unsafe { kvtune_store_has(self.0.get(), key.as_ptr(), has) })).map(|has| has != 0)
     }
-}
-
-impl Drop for SharedStore {
-    fn drop(&mut self) {
-        // SAFETY: it was opened and is closed once.
-        unsafe { kvtune_store_close(self.0) }
-    }
-}
-
-/// After what times c10d gives up by itself.
-#[derive(Clone, Copy, Debug)]
-pub struct GlooTimeouts {
-    pub connecting: Duration,
-    pub exchange: Duration,
 }
 
 /// Connections with all ranks. All ranks make the same calls in the same order.
@@ -151,23 +124,24 @@ unsafe impl Send for GlooGroup {}
 
 impl GlooGroup {
     /// Connects; `prefix` is where in the store the ranks leave each other their addresses. The others reach this one by the `interface`, or,
-    /// where none is named, by the `address` of this machine.
+    /// where none is named, by the `address` of this machine. c10d gives up by itself after these times, connecting and in an exchange.
     pub fn open(
         store: &SharedStore,
         prefix: &str,
         [rank, size]: [usize; 2],
         interface: Option<&str>,
         address: &str,
-        timeouts: GlooTimeouts,
+        [connecting, exchange]: [Duration; 2],
     ) -> Said<Self> {
         let (prefix, address) = (zero_ended(prefix)?, zero_ended(address)?);
         let interface = interface.map(zero_ended).transpose()?;
         let [interface, address] = [interface.as_ref(), Some(&address)].map(|name| name.map_or(null(), |name| name.as_ptr()));
-        let (prefix, rank, size, time) = (prefix.as_ptr(), rank as c_int, size as c_int, millis(timeouts.connecting));
+        let (prefix, rank, size, time) = (prefix.as_ptr(), rank as c_int, size as c_int, millis(connecting));
         // SAFETY: an open store, strings that end with a zero or are null, and room for a pointer.
-        let group =
-            written(null_mut(), |out| unsafe { kvtune_gloo_open(store.0, prefix, rank, size, interface, address, time, out) });
-        Ok(Self { group: said(group)?, timeout: millis(timeouts.exchange) })
+        let group = written(null_mut(), |out| unsafe {
+            kvtune_gloo_open(store.0.get(), prefix, rank, size, interface, address, time, out)
+        });
+        Ok(Self { group: said(group)?, timeout: millis(exchange) })
     }
 
     /// Closes the connections once all exchanges have ended.
@@ -203,25 +177,20 @@ pub trait PendingExchange {
     fn wait(&self, time: Duration) -> Result<bool, String>;
 }
 
-pub struct GroupWork(*mut c_void);
+/// What is dropped while it is under way keeps itself.
+pub struct GroupWork(ShimObject);
 
 impl GroupWork {
     fn begun(begin: impl FnOnce(*mut *mut c_void) -> c_int) -> Said<Self> {
-        said(written(null_mut(), begin)).map(Self)
+        // SAFETY: a new work is written.
+        said(unsafe { ShimObject::made(kvtune_work_drop, begin) }).map(Self)
     }
 }
 
 impl PendingExchange for GroupWork {
     fn wait(&self, time: Duration) -> Said<bool> {
         // SAFETY: a work that was begun, and room for a number.
-        said(written(0, |done| unsafe { kvtune_work_wait(self.0, millis(time).max(1), done) })).map(|done| done != 0)
-    }
-}
-
-impl Drop for GroupWork {
-    fn drop(&mut self) {
-        // SAFETY: it was begun and is dropped once; what is under way keeps itself.
-        unsafe { kvtune_work_drop(self.0) }
+        said(written(0, |done| unsafe { kvtune_work_wait(self.0.get(), millis(time).max(1), done) })).map(|done| done != 0)
     }
 }
 

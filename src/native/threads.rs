@@ -10,12 +10,14 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use std::fs;
 use std::num::NonZero;
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, available_parallelism};
 use std::time::{Duration, Instant};
 
 use rustix::thread::sched_getaffinity;
+
+use super::at_end::AtEnd;
 
 unsafe extern "C" {
     safe fn kvtune_is_libgomp() -> c_int;
@@ -48,10 +50,10 @@ pub fn usable_cpus() -> usize {
 /// Makes so many threads, which end at once; an error where the system lets the process have fewer.
 pub fn try_threads(count: usize) -> std::io::Result<()> {
     // All at the same time: they wait until the last one is there.
-    let (begun, waiting) = std::sync::mpsc::channel::<()>();
-    let waiting = std::sync::Arc::new(Mutex::new(waiting));
+    let (begun, waiting) = channel::<()>();
+    let waiting = Arc::new(Mutex::new(waiting));
     let make = |_| {
-        let waiting = std::sync::Arc::clone(&waiting);
+        let waiting = Arc::clone(&waiting);
         let wait = move || drop(waiting.lock().map(|waiting| waiting.recv()));
         thread::Builder::new().name("kvtune-try".to_owned()).spawn(wait)
     };
@@ -87,8 +89,10 @@ fn watch(pause: Duration, more: usize) {
         if !holds {
             held = None;
         } else if held.is_none() {
-            let Some(new) = SleepingThreads::new(more) else { return };
-            held = Some(new);
+            held = sleeping_threads(more);
+            if held.is_none() {
+                return;
+            }
         }
         before = (now, Instant::now());
     }
@@ -136,35 +140,22 @@ impl LoadWatch {
     }
 }
 
-/// Threads of libgomp's that sleep until this is dropped.
-#[derive(Debug)]
-struct SleepingThreads {
-    end: Option<Sender<()>>,
-    owner: Option<JoinHandle<()>>,
-}
-
-impl SleepingThreads {
-    /// `None` where the system has not so many threads more for us: libgomp would end the process for it.
-    fn new(count: usize) -> Option<Self> {
-        try_threads(count + 1).ok()?;
-        let (end, ended) = channel::<()>();
-        let hold = move || {
-            kvtune_hold_threads(count as c_uint + 1);
-            // Its pool ends with it.
-            let _ = ended.recv();
-        };
-        let owner = thread::Builder::new().name("kvtune-hold".to_owned()).spawn(hold).ok()?;
-        Some(Self { end: Some(end), owner: Some(owner) })
-    }
-}
-
-impl Drop for SleepingThreads {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        if let Some(owner) = self.owner.take() {
+/// Threads of libgomp's that sleep until this is dropped; `None` where the system has not so many more: libgomp would end the process for it.
+fn sleeping_threads(count: usize) -> Option<AtEnd<impl FnMut()>> {
+    try_threads(count + 1).ok()?;
+    let (end, ended) = channel::<()>();
+    let hold = move || {
+        kvtune_hold_threads(count as c_uint + 1);
+        // Its pool ends with it.
+        let _ = ended.recv();
+    };
+    let mut held = Some((end, thread::Builder::new().name("kvtune-hold".to_owned()).spawn(hold).ok()?));
+    Some(AtEnd(move || {
+        if let Some((end, owner)) = held.take() {
+            drop(end);
             let _ = owner.join();
         }
-    }
+    }))
 }
 
 #[cfg(test)]
@@ -229,7 +220,7 @@ mod tests {
             return;
         }
         // Threads inherit the name of who makes them.
-        let held = SleepingThreads::new(3).unwrap();
+        let held = sleeping_threads(3).unwrap();
         wait_until(|| num_threads("kvtune-hold") == 4);
         drop(held);
         wait_until(|| num_threads("kvtune-hold") == 0);

@@ -3,27 +3,16 @@
 use std::ffi::c_int;
 
 use tch::{Device, Kind, Tensor};
-use torch_sys::C_tensor;
 
-use super::autograd::{or_panic, pointer, written};
+use super::autograd::{Raw, or_panic, pointer, written};
 use super::kernels::made_one;
 
 unsafe extern "C" {
-    fn kvtune_codes_product(
-        x: *mut C_tensor,
-        parts: *const *mut C_tensor,
-        layout: *const CodesLayout,
-        result: *mut *mut C_tensor,
-    ) -> c_int;
-    fn kvtune_first_bad_block(packed: *mut C_tensor, id: i64, result: *mut i64) -> c_int;
-    fn kvtune_packed_product(x: *mut C_tensor, packed: *mut C_tensor, id: i64, result: *mut *mut C_tensor) -> c_int;
-    fn kvtune_unpack_codes(
-        parts: *const *mut C_tensor,
-        layout: *const CodesLayout,
-        like: *mut C_tensor,
-        result: *mut *mut C_tensor,
-    ) -> c_int;
-    fn kvtune_unpack(packed: *mut C_tensor, id: i64, like: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
+    fn kvtune_codes_product(x: Raw, parts: *const Raw, layout: *const CodesLayout, result: *mut Raw) -> c_int;
+    fn kvtune_first_bad_block(packed: Raw, id: i64, result: *mut i64) -> c_int;
+    fn kvtune_packed_product(x: Raw, packed: Raw, id: i64, result: *mut Raw) -> c_int;
+    fn kvtune_unpack_codes(parts: *const Raw, layout: *const CodesLayout, like: Raw, result: *mut Raw) -> c_int;
+    fn kvtune_unpack(packed: Raw, id: i64, like: Raw, result: *mut Raw) -> c_int;
 }
 
 /// The numbers of rows that lie in ggml's blocks of the type with this number, made in f32 and rounded to `kind`.
@@ -101,7 +90,7 @@ impl Codes<'_> {
         self.with(|parts, layout| made_one(|result| unsafe { kvtune_codes_product(pointer(x), parts, layout, result) }))
     }
 
-    fn with(&self, run: impl FnOnce(*const *mut C_tensor, *const CodesLayout) -> Tensor) -> Tensor {
+    fn with(&self, run: impl FnOnce(*const Raw, *const CodesLayout) -> Tensor) -> Tensor {
         let none = Tensor::new();
         let parts =
             [self.codes, self.table, self.scales, self.zeros.unwrap_or(&none), self.columns.unwrap_or(&none)].map(pointer);

@@ -1,11 +1,12 @@
 //! Adam (Kingma & Ba 2015, arXiv 1412.6980) and, where weights decay by themselves, `AdamW` (Loshchilov & Hutter 2019, arXiv 1711.05101):
 //! bias-corrected moments.
 
-use super::update::{Update, mix};
+use super::update::{Rule, Update, mix};
 
-pub(super) const SLOTS: &[&str] = &["exp_avg", "exp_avg_sq"];
+/// Beside what it remembers it takes its denominator and its change.
+pub(super) const RULE: Rule = Rule { slots: &["exp_avg", "exp_avg_sq"], update, tensors: 2 };
 
-pub(super) fn update(Update { recipe, mut parameter, gradient, slots, step, learning_rate }: Update<'_>) {
+fn update(Update { recipe, mut parameter, gradient, slots, step, learning_rate }: Update<'_>) {
     let (b1, b2) = recipe.betas;
     let (correction1, correction2) = (1.0 - b1.powi(step), 1.0 - b2.powi(step));
     mix(&mut slots[0], b1, &gradient);

@@ -1,10 +1,10 @@
 //! Adamax (Kingma & Ba 2015, arXiv 1412.6980, section 7.1): Adam with the largest gradient, forgotten slowly, in place of the mean square.
 
-use super::update::{Update, mix};
+use super::update::{Rule, Update, mix};
 
-pub(super) const SLOTS: &[&str] = &["exp_avg", "exp_inf"];
+pub(super) const RULE: Rule = Rule { slots: &["exp_avg", "exp_inf"], update, tensors: 3 };
 
-pub(super) fn update(Update { recipe, mut parameter, gradient, slots, step, learning_rate }: Update<'_>) {
+fn update(Update { recipe, mut parameter, gradient, slots, step, learning_rate }: Update<'_>) {
     let (b1, b2) = recipe.betas;
     mix(&mut slots[0], b1, &gradient);
     let largest = (&slots[1] * b2).maximum(&(gradient.abs() + recipe.epsilon()));

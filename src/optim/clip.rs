@@ -2,6 +2,8 @@
 
 use tch::{Device, Kind, Tensor, no_grad};
 
+use crate::native::or_panic;
+
 /// Numbers of a gradient that are squared at a time: in f64 they and their squares take 256 MiB.
 pub(super) const SQUARED_AT_ONCE: i64 = 1 << 24;
 
@@ -33,10 +35,7 @@ fn read(values: &[Tensor]) -> Vec<f64> {
     if values.is_empty() {
         return Vec::new();
     }
-    let together = Tensor::stack(values, 0).to_device(Device::Cpu);
-    let mut read = vec![0.0; values.len()];
-    together.copy_data(&mut read, values.len());
-    read
+    or_panic(Vec::try_from(Tensor::stack(values, 0)))
 }
 
 #[cfg(test)]

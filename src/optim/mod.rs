@@ -15,6 +15,5 @@ mod tests;
 mod update;
 
 pub use clip::{clip_grad_norm, in_one_place};
-pub use optimizer::{Optimizer, build, bytes_of_state};
+pub use optimizer::{Optimizer, build, bytes_of_state, update_bytes};
 pub use schedule::learning_rate;
-pub use update::update_bytes;

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tch::{Device, Kind, Tensor, no_grad};
 
+use super::clip::SQUARED_AT_ONCE;
 use super::dynamic_map::DynamicMap;
 use super::remembered::{Remembered, StateForm};
-use super::update::Update;
+use super::update::{MOMENTUM, Rule, Update};
 use super::{adadelta, adam, adamax, rmsprop, sgd};
 use crate::recipe::{Offload, OptimizerName, OptimizerRecipe};
 use crate::units::{Bytes, Fault, listed, quoted};
@@ -33,23 +34,25 @@ pub fn build(recipe: &OptimizerRecipe, offload: Offload, parameters: &[(String, 
     let is_in_8_bits = recipe.name == OptimizerName::AdamW8bit;
     let maps = if is_in_8_bits { vec![DynamicMap::new(true), DynamicMap::new(false)] } else { Vec::new() };
     let form = StateForm { maps, is_on_host: offload != Offload::None };
-    let of_parameter = |(name, parameter): &(String, Tensor)| Remembered::new(slots(recipe), &form, name, parameter, device);
+    let slots = slots(recipe);
+    let of_parameter = |(name, parameter): &(String, Tensor)| Remembered::new(&slots, &form, name, parameter, device);
     let remembered = parameters.iter().map(of_parameter).collect();
     Optimizer { recipe: recipe.clone(), form, device, step: 0, remembered }
 }
 
-/// The ends of the names of what is remembered of a parameter: those of `torch.optim`.
-fn slots(recipe: &OptimizerRecipe) -> &'static [&'static str] {
-    let has_momentum = recipe.momentum > 0.0;
-    match recipe.name {
-        OptimizerName::AdamW | OptimizerName::AdamW8bit | OptimizerName::Adam => adam::SLOTS,
-        OptimizerName::Sgd if !has_momentum => &[],
-        OptimizerName::Sgd => sgd::SLOTS,
-        OptimizerName::RmsProp if !has_momentum => &rmsprop::SLOTS[..1],
-        OptimizerName::RmsProp => rmsprop::SLOTS,
-        OptimizerName::Adadelta => adadelta::SLOTS,
-        OptimizerName::Adamax => adamax::SLOTS,
+fn rule(name: OptimizerName) -> Rule {
+    match name {
+        OptimizerName::AdamW | OptimizerName::AdamW8bit | OptimizerName::Adam => adam::RULE,
+        OptimizerName::Sgd => sgd::RULE,
+        OptimizerName::RmsProp => rmsprop::RULE,
+        OptimizerName::Adadelta => adadelta::RULE,
+        OptimizerName::Adamax => adamax::RULE,
     }
+}
+
+fn slots(recipe: &OptimizerRecipe) -> Vec<&'static str> {
+    let is_used = |slot: &&str| *slot != MOMENTUM || recipe.momentum > 0.0;
+    rule(recipe.name).slots.iter().copied().filter(is_used).collect()
 }
 
 /// What the optimiser remembers of each number that it updates in f32, in bytes: its moments, and a scale for each 256 where they are in 8 bits.
@@ -58,21 +61,24 @@ pub fn bytes_of_state(recipe: &OptimizerRecipe) -> f64 {
     slots(recipe).len() as f64 * of_moment
 }
 
-/// Changes the parameter and what is remembered, in place.
+/// The most bytes that clipping and updating a tensor of so many numbers, of `wide` bytes each, take for a moment.
+pub fn update_bytes(recipe: &OptimizerRecipe, numbers: u64, wide: u64) -> u64 {
+    // Moments of 8 bits are unpacked, and found in a table again.
+    let of_number = if recipe.name == OptimizerName::AdamW8bit { 30 } else { rule(recipe.name).tensors * wide };
+    // Where weights decay through the gradient, it is copied.
+    let of_decay = if recipe.decays_apart() || recipe.decay() <= 0.0 { 0 } else { wide };
+    (numbers * (of_number + of_decay)).max(16 * numbers.min(SQUARED_AT_ONCE as u64))
+}
+
+/// Changes the parameter, which may decay first, and what is remembered, in place.
 fn update(mut at: Update<'_>) {
-    let (name, weight_decay) = (at.recipe.name, at.recipe.decay());
+    let weight_decay = at.recipe.decay();
     if at.recipe.decays_apart() {
         let _ = at.parameter.g_mul_scalar_(1.0 - at.learning_rate * weight_decay);
     } else if weight_decay > 0.0 {
         at.gradient = &at.gradient + &at.parameter * weight_decay;
     }
-    match name {
-        OptimizerName::AdamW | OptimizerName::AdamW8bit | OptimizerName::Adam => adam::update(at),
-        OptimizerName::Sgd => sgd::update(at),
-        OptimizerName::RmsProp => rmsprop::update(at),
-        OptimizerName::Adadelta => adadelta::update(at),
-        OptimizerName::Adamax => adamax::update(at),
-    }
+    (rule(at.recipe.name).update)(at);
 }
 
 impl Optimizer {
@@ -117,7 +123,6 @@ impl Optimizer {
 
     pub fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), Fault> {
         let by_name = by_name(state);
-        let find = |name: &str| by_name.get(name).copied().ok_or_else(|| other_state(&format!("`{name}` is missing")));
         let own = self.remembered.iter().flat_map(Remembered::names).chain([STEP.to_owned()]);
         let (own, saved): (BTreeSet<String>, BTreeSet<String>) =
             (own.collect(), state.iter().map(|(name, _)| name.clone()).collect());
@@ -129,11 +134,11 @@ impl Optimizer {
                 return Err(other_state(&format!("{what} {names}")));
             }
         }
-        self.step = find(STEP)?.to_kind(Kind::Int64).int64_value(&[0]);
+        self.step = by_name[STEP].to_kind(Kind::Int64).int64_value(&[0]);
         for own in &mut self.remembered {
             let mut tensors = Vec::new();
             for (name, now) in own.named() {
-                let saved = find(&name)?;
+                let saved = by_name[name.as_str()];
                 if (saved.size(), saved.kind()) != (now.size(), now.kind()) {
                     let [expected, found] = [&now, saved].map(|t| format!("{:?} {:?}", t.size(), t.kind()));
                     return Err(other_state(&format!("`{name}`: expected {expected}, found {found}")));

@@ -42,9 +42,7 @@ impl StateForm {
     /// Puts slots that have changed back.
     pub(super) fn encode(&self, slots: &[Tensor], tensors: &mut [Tensor]) {
         for ((map, slot), pair) in self.maps.iter().zip(slots).zip(tensors.chunks_mut(2)) {
-            for (own, made) in pair.iter_mut().zip(map.encode(slot)) {
-                *own = made;
-            }
+            pair.swap_with_slice(&mut map.encode(slot));
         }
     }
 }
@@ -86,9 +84,8 @@ impl Remembered {
     }
 
     /// Keeps the changed tensors in place of the old ones.
-    pub(super) fn keep(&mut self, changed: &[Tensor]) {
-        let changed: Vec<Tensor> = changed.iter().map(Tensor::shallow_clone).collect();
-        self.tensors = if self.is_on_host { Waiting::send(&changed) } else { Waiting::here(&changed) };
+    pub(super) fn keep(&mut self, changed: &Vec<Tensor>) {
+        self.tensors = if self.is_on_host { Waiting::send(changed) } else { Waiting::here(changed) };
     }
 
     pub(super) fn master(&self, tensors: &[Tensor]) -> Option<Tensor> {

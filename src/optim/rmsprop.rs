@@ -1,11 +1,10 @@
 //! `RMSprop` (Hinton 2012, lecture 6 of "Neural Networks for Machine Learning"): gradients by the root of their mean square.
 
-use super::update::{Update, mix};
+use super::update::{MOMENTUM, Rule, Update, mix};
 
-/// Without momentum the first alone.
-pub(super) const SLOTS: &[&str] = &["square_avg", "momentum_buffer"];
+pub(super) const RULE: Rule = Rule { slots: &["square_avg", MOMENTUM], update, tensors: 2 };
 
-pub(super) fn update(Update { recipe, mut parameter, gradient, slots, learning_rate, .. }: Update<'_>) {
+fn update(Update { recipe, mut parameter, gradient, slots, learning_rate, .. }: Update<'_>) {
     mix(&mut slots[0], recipe.mean_square_decay(), &gradient.square());
     let mut change = gradient / (slots[0].sqrt() + recipe.epsilon());
     if let Some(buffer) = slots.get_mut(1) {

@@ -4,8 +4,7 @@ use std::f64::consts::PI;
 
 use crate::recipe::{OptimizerRecipe, Schedule, Warmup};
 
-/// The learning rate of update `step` (from 0) of `total`. Warm-up ends at the peak, the cosine and the line at `min_lr_ratio`
-/// of it.
+/// The learning rate of update `step` (from 0) of `total`. Warm-up ends at the peak, the cosine and the line at `min_lr_ratio` of it.
 pub fn learning_rate(recipe: &OptimizerRecipe, step: u64, total: u64) -> f64 {
     let warmup = match recipe.warmup {
         Warmup::Steps(steps) => steps.min(total),

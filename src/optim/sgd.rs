@@ -1,11 +1,10 @@
 //! Stochastic gradient descent, with momentum (Polyak 1964) or Nesterov's, as Sutskever et al. 2013 write them.
 
-use super::update::Update;
+use super::update::{MOMENTUM, Rule, Update};
 
-/// Without momentum there is none.
-pub(super) const SLOTS: &[&str] = &["momentum_buffer"];
+pub(super) const RULE: Rule = Rule { slots: &[MOMENTUM], update, tensors: 2 };
 
-pub(super) fn update(Update { recipe, mut parameter, gradient, slots, step, learning_rate }: Update<'_>) {
+fn update(Update { recipe, mut parameter, gradient, slots, step, learning_rate }: Update<'_>) {
     let mut change = gradient.shallow_clone();
     if let Some(buffer) = slots.first_mut() {
         // The first gradient comes in whole: the buffer begins at zero.

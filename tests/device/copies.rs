@@ -1,9 +1,8 @@
 //! On a CUDA device: copies that go beside what it computes bring what copies at once bring. Without one each test says that it was
 //! skipped, and why.
 
-use kvtune::engine::{Event, MemoryByPart, NoObserver, Observer};
+use kvtune::engine::NoObserver;
 use kvtune::native::cuda::wait;
-use kvtune::native::{SyncCounter, Syncs};
 use kvtune::recipe::BufferKind;
 use kvtune::recipe::StoreForm;
 use kvtune::store::{Store, Waiting, copier_of};
@@ -14,6 +13,7 @@ use tch::{Device, Kind, Tensor};
 use super::gpu::gpu;
 use super::support;
 use super::support::case::{Case, PLAIN, Width};
+use super::support::syncs::NotesOfStep;
 
 /// Keeps the device busy, so that copies which do not wait for it come too early.
 fn work(device: Device) -> Tensor {
@@ -74,20 +74,6 @@ fn waits_are_measured() {
     drop(fetched);
 }
 
-/// Counts between the first event of a step and its last.
-struct Counting {
-    counter: SyncCounter,
-    first: Option<Syncs>,
-    last: Syncs,
-}
-
-impl Observer for Counting {
-    fn observe(&mut self, _event: Event, _: &dyn Fn() -> MemoryByPart) {
-        self.last = self.counter.read();
-        self.first.get_or_insert(self.last);
-    }
-}
-
 #[test]
 fn a_step_gives_what_the_cpu_gives_and_waits_for_nothing() {
     let Some(device) = gpu() else { return };
@@ -106,10 +92,9 @@ fn a_step_gives_what_the_cpu_gives_and_waits_for_nothing() {
         let engine = support::engine(&of_device, &there);
         // What is made once for all steps may wait: memory, handles of libraries.
         engine.gradients(&there, &batch, context, &mut NoObserver).unwrap();
-        let mut counting = Counting { counter: SyncCounter::start().unwrap(), first: None, last: Syncs::default() };
-        let found = engine.gradients(&there, &batch, context, &mut counting).unwrap();
-        let waits = counting.last.since(counting.first.unwrap());
-        assert_eq!(waits, Syncs::default(), "{case:?}");
+        let mut notes = NotesOfStep::begin();
+        let found = engine.gradients(&there, &batch, context, &mut notes).unwrap();
+        assert_eq!(notes.syncs(), Vec::<String>::new(), "{case:?}");
         assert_eq!(found.log.hash(), expected.log.hash(), "{case:?}");
         for (name, gradient) in &expected.gradients {
             let theirs = found.gradients[name].to_device(Device::Cpu);

@@ -125,9 +125,7 @@ fn gradients(case: &Case, model: &Model) -> MicroBatchGradients {
 fn what_the_host_waits_for_is_counted() {
     let Some(device) = gpu() else { return };
     for case in registered_policies() {
-        let syncs = syncs_of_step(&Case { device, ..case });
-        let found: Vec<String> =
-            syncs.rows().filter(|(_, count)| *count > 0).map(|(what, count)| format!("{count} × {what}")).collect();
+        let found = syncs_of_step(&Case { device, ..case });
         println!("{}: the host waits for {}", case.name, if found.is_empty() { "nothing".to_owned() } else { found.join(", ") });
         // Its budgets decide how long the buffers are.
         assert!(found.is_empty() || case.policy == "adakv", "{}", case.name);

@@ -1,33 +1,42 @@
 //! What makes the host wait for the device inside the rows of a step.
 
 use kvtune::engine::{Event, MemoryByPart, Observer};
-use kvtune::native::{SyncCounter, Syncs};
+use kvtune::native::SyncNotes;
 
 use super::case::Case;
 
-/// Counts between the first event of a step and its last.
-struct Counting {
-    counter: SyncCounter,
-    first: Option<Syncs>,
-    last: Syncs,
+/// What is noted between the first event of a step and its last.
+pub struct NotesOfStep {
+    notes: SyncNotes,
+    before: Option<usize>,
+    all: Vec<String>,
     events: usize,
 }
 
-impl Observer for Counting {
+impl NotesOfStep {
+    pub fn begin() -> Self {
+        Self { notes: SyncNotes::start().unwrap(), before: None, all: Vec::new(), events: 0 }
+    }
+
+    pub fn syncs(mut self) -> Vec<String> {
+        self.all.split_off(self.before.unwrap())
+    }
+}
+
+impl Observer for NotesOfStep {
     fn observe(&mut self, _event: Event, _: &dyn Fn() -> MemoryByPart) {
-        self.last = self.counter.read();
-        self.first.get_or_insert(self.last);
+        self.all = self.notes.read();
+        self.before.get_or_insert(self.all.len());
         self.events += 1;
     }
 }
 
 /// What lets the host wait inside the rows of a step.
-pub fn syncs_of_step(case: &Case) -> Syncs {
+pub fn syncs_of_step(case: &Case) -> Vec<String> {
     let model = super::model(case);
     let (engine, batch) = (super::engine(case, &model), super::batch(case));
-    let counter = SyncCounter::start().unwrap();
-    let mut counting = Counting { counter, first: None, last: Syncs::default(), events: 0 };
-    engine.gradients(&model, &batch, super::context(case), &mut counting).unwrap();
-    assert!(counting.events > 10, "{case:?}");
-    counting.last.since(counting.first.unwrap())
+    let mut notes = NotesOfStep::begin();
+    engine.gradients(&model, &batch, super::context(case), &mut notes).unwrap();
+    assert!(notes.events > 10, "{case:?}");
+    notes.syncs()
 }

@@ -3,33 +3,13 @@
 use std::ffi::c_int;
 
 use tch::Tensor;
-use torch_sys::C_tensor;
 
 use crate::native::BackwardError;
-use crate::native::autograd::{pointer, tensors};
+use crate::native::autograd::{Raw, pointer, tensors};
 
 unsafe extern "C" {
-    fn kvtune_vendor_attend(
-        kernel: c_int,
-        q: *mut C_tensor,
-        k: *mut C_tensor,
-        v: *mut C_tensor,
-        mask: c_int,
-        scale: f64,
-        results: *mut *mut C_tensor,
-    ) -> c_int;
-    fn kvtune_vendor_attend_backward(
-        kernel: c_int,
-        dout: *mut C_tensor,
-        q: *mut C_tensor,
-        k: *mut C_tensor,
-        v: *mut C_tensor,
-        out: *mut C_tensor,
-        lse: *mut C_tensor,
-        mask: c_int,
-        scale: f64,
-        results: *mut *mut C_tensor,
-    ) -> c_int;
+    fn kvtune_vendor_attend(kernel: c_int, q: Raw, k: Raw, v: Raw, mask: c_int, scale: f64, results: *mut Raw) -> c_int;
+    fn kvtune_vendor_attend_backward(kernel: c_int, inputs: &[Raw; 6], mask: c_int, scale: f64, results: *mut Raw) -> c_int;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,10 +79,9 @@ pub fn vendor_attend_backward(
     mask: TorchKernelMask,
     scale: f64,
 ) -> Result<(Tensor, Tensor, Tensor), BackwardError> {
-    let [dout, q, k, v, out, lse] = [dout_bhnd, q_bhnd, k_bgpd, v_bgpd, out_bhnd, lse_bhn].map(pointer);
+    let inputs = [dout_bhnd, q_bhnd, k_bgpd, v_bgpd, out_bhnd, lse_bhn].map(pointer);
     // SAFETY: all are live tensors; three results are written.
-    let made = tensors(|results| unsafe {
-        kvtune_vendor_attend_backward(vendor as c_int, dout, q, k, v, out, lse, mask as c_int, scale, results)
-    })?;
+    let made =
+        tensors(|results| unsafe { kvtune_vendor_attend_backward(vendor as c_int, &inputs, mask as c_int, scale, results) })?;
     Ok(made.map(Option::unwrap_or_default).into())
 }

@@ -1,9 +1,8 @@
 //! The kernel for the attention mass per slot: when it serves, and how its work is divided among blocks.
-#![allow(unsafe_code)]
 
 use std::f64::consts::LOG2_E;
 use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::ptr::null_mut;
 
 use tch::{Device, Kind, Tensor};
 
@@ -32,11 +31,8 @@ const MAX_GRID: usize = 65_535;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct MassParams {
-    q: *const c_void,
-    k: *const c_void,
-    level: *const c_void,
-    in_use: *const c_void,
-    out: *mut c_void,
+    /// q, k, level, `in_use`, which may be null, and out.
+    tensors: [*mut c_void; 5],
     q_strides: [i64; 3],
     k_strides: [i64; 3],
     out_split: i64,
@@ -79,12 +75,18 @@ pub fn attention_mass(q_bhnd: &Tensor, parts: &[&KvBlock], lse_bhn: &Tensor, sca
     let (Device::Cuda(device), Some(settings)) = (q_bhnd.device(), settings(q_bhnd.kind(), q_bhnd.size()[3])) else {
         return None;
     };
-    let (module, which) = built::module(device, &SOURCE, &settings)?;
-    if !parts.iter().all(|part| part.k.kind() == q_bhnd.kind() && part.k.device() == q_bhnd.device()) {
+    let is_alike = |part: &&KvBlock| part.k.kind() == q_bhnd.kind() && part.k.device() == q_bhnd.device();
+    let (batch, heads, tokens, _) = q_bhnd.size4().ok()?;
+    let groups = parts.last()?.k.size()[1];
+    let slots: i64 = parts.iter().map(|part| part.slots()).sum();
+    let fits = [batch * heads * tokens, slots + KEYS as i64].iter().all(|size| *size < INDEX_LIMIT);
+    if !parts.iter().all(is_alike) || !fits || (batch * groups) as usize > MAX_GRID {
         return None;
     }
-    let made = Launch::new(module, device, q_bhnd, parts, first, scale)?.run(lse_bhn, parts);
-    made.map_err(|reason| built::give_up(which, reason)).ok()
+    let (q, per_group) = (aligned(q_bhnd), heads / groups);
+    built::with(device, &SOURCE, &settings, |module| {
+        Launch { module, device, q, batch, groups, per_group, tokens, first, slots, scale }.run(lse_bhn, parts)
+    })
 }
 
 struct Launch {
@@ -101,27 +103,6 @@ struct Launch {
 }
 
 impl Launch {
-    /// `None` for sizes that the kernel's numbers would not hold.
-    fn new(module: &'static Module, device: usize, q: &Tensor, parts: &[&KvBlock], first: i64, scale: f64) -> Option<Self> {
-        let (batch, heads, tokens, _) = q.size4().ok()?;
-        let groups = parts.last()?.k.size()[1];
-        let slots = parts.iter().map(|part| part.k.size()[2]).sum();
-        let fits = [batch * heads * tokens, slots + KEYS as i64].iter().all(|size| *size < INDEX_LIMIT);
-        let is_grid = (batch * groups) as usize <= MAX_GRID;
-        (fits && is_grid).then(|| Self {
-            module,
-            device,
-            q: aligned(q),
-            batch,
-            groups,
-            per_group: heads / groups,
-            tokens,
-            first,
-            slots,
-            scale,
-        })
-    }
-
     fn run(&self, lse_bhn: &Tensor, parts: &[&KvBlock]) -> Result<Tensor, String> {
         let stream = launch_stream(self.device)?;
         let options = (Kind::Float, self.q.device());
@@ -129,7 +110,7 @@ impl Launch {
         let out = Tensor::empty([self.batch, self.groups, self.slots], options);
         let mut start = 0;
         for (i, part) in parts.iter().enumerate() {
-            let slots = part.k.size()[2];
+            let slots = part.slots();
             if slots > 0 {
                 let causal = i + 1 == parts.len();
                 self.sum_part(part, &level, &out.narrow(2, start, slots), causal, stream)?;
@@ -150,11 +131,8 @@ impl Launch {
         let in_parts =
             (splits > 1).then(|| Tensor::empty([splits as i64, rows as i64, slots as i64], (Kind::Float, out.device())));
         let params = MassParams {
-            q: self.q.data_ptr(),
-            k: k.data_ptr(),
-            level: level.data_ptr(),
-            in_use: in_use.as_ref().map_or(ptr::null(), |in_use| in_use.data_ptr().cast_const()),
-            out: in_parts.as_ref().unwrap_or(out).data_ptr(),
+            tensors: [Some(&self.q), Some(&k), Some(level), in_use.as_ref(), Some(in_parts.as_ref().unwrap_or(out))]
+                .map(|tensor| tensor.map_or(null_mut(), Tensor::data_ptr)),
             q_strides: strides(&self.q),
             k_strides: strides(&k),
             out_split: (rows * slots) as i64,

@@ -26,7 +26,7 @@ pub(super) type Setting = (&'static str, usize);
 
 /// The text, device and settings that a module is built of.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Which {
+struct Which {
     device: usize,
     name: &'static str,
     settings: Vec<Setting>,
@@ -45,8 +45,7 @@ type States = BTreeMap<Which, (Result<&'static Module, String>, bool)>;
 
 static STATES: Mutex<States> = Mutex::new(States::new());
 
-/// The kernels for CUDA that were asked for so far, and why one does not serve, so that libtorch's operations do its work; `None` where it
-/// serves.
+/// The kernels for CUDA that were asked for so far, and why those that do not serve are replaced by libtorch's operations.
 pub fn kernel_states() -> Vec<(String, Option<String>)> {
     locked(&STATES).iter().map(|(which, (built, _))| (which.to_string(), built.as_ref().err().cloned())).collect()
 }
@@ -65,17 +64,17 @@ pub fn missing_kernels() -> Vec<String> {
     lines
 }
 
-pub(super) fn module(device: usize, source: &'static KernelSource, settings: &[Setting]) -> Option<(&'static Module, Which)> {
+/// What `work` makes with the kernels; `None` where they do not serve. What has failed to start is not asked for again.
+pub(super) fn with<T>(
+    device: usize,
+    source: &'static KernelSource,
+    settings: &[Setting],
+    work: impl FnOnce(&'static Module) -> Result<T, String>,
+) -> Option<T> {
     let which = Which { device, name: source.name, settings: settings.to_vec() };
     // Nobody else may build the same meanwhile.
-    let mut states = locked(&STATES);
-    let (built, _) = states.entry(which.clone()).or_insert_with(|| (build(device, source, settings), false));
-    built.as_ref().ok().map(|module| (*module, which))
-}
-
-/// What has failed to start is not asked for again.
-pub(super) fn give_up(which: Which, reason: String) {
-    locked(&STATES).insert(which, (Err(reason), false));
+    let built = locked(&STATES).entry(which.clone()).or_insert_with(|| (build(device, source, settings), false)).0.clone();
+    work(built.ok()?).map_err(|reason| locked(&STATES).insert(which, (Err(reason), false))).ok()
 }
 
 /// How kernels for bf16 and f16 are told which of the two they are for; `None` for other kinds.
@@ -91,14 +90,13 @@ fn build(device: usize, source: &KernelSource, settings: &[Setting]) -> Result<&
     let (context, nvrtc) = (Context::of(device)?, Nvrtc::get()?);
     let options = options(context.architecture, settings);
     let parts: Vec<&str> = [source.text, &nvrtc.release].into_iter().chain(options.iter().map(String::as_str)).collect();
-    if let Some(module) =
-        disk_cache::recall(source.name, &parts).and_then(|cubin| Module::load(context, &cubin, source.kernels).ok())
-    {
-        return Ok(Box::leak(Box::new(module)));
-    }
-    let (cubin, _) = nvrtc.compile(source.name, source.text, &options)?;
-    let module = Module::load(context, &cubin, source.kernels)?;
-    disk_cache::keep(source.name, &parts, &cubin);
+    let load = |cubin: &[u8]| Module::load(context, cubin, source.kernels);
+    let module = if let Some(module) = disk_cache::recall(source.name, &parts).and_then(|cubin| load(&cubin).ok()) {
+        module
+    } else {
+        let (cubin, _) = nvrtc.compile(source.name, source.text, &options)?;
+        load(&cubin).inspect(|_| disk_cache::keep(source.name, &parts, &cubin))?
+    };
     Ok(Box::leak(Box::new(module)))
 }
 
@@ -116,14 +114,14 @@ mod tests {
     #[test]
     fn a_kernel_that_cannot_be_had_is_told_of_once() {
         // No machine has so many devices.
-        assert!(module(4095, &NOTHING, &[("KVTUNE_WIDTH", 64)]).is_none());
+        assert!(with(4095, &NOTHING, &[("KVTUNE_WIDTH", 64)], |_| Ok(())).is_none());
         let ours = |kernel: &str| kernel == "`nothing` (cuda:4095, KVTUNE_WIDTH 64)";
         assert!(kernel_states().iter().any(|(kernel, why)| ours(kernel) && why.as_ref().is_some_and(|why| !why.is_empty())));
         let told = || missing_kernels().into_iter().filter(|line| line.contains("cuda:4095")).count();
         assert_eq!([told(), told()], [1, 0]);
         let which = Which { device: 4095, name: "nothing", settings: vec![("KVTUNE_WIDTH", 64)] };
-        give_up(which, "it did not start".to_owned());
-        assert!(module(4095, &NOTHING, &[("KVTUNE_WIDTH", 64)]).is_none());
+        locked(&STATES).insert(which, (Err("it did not start".to_owned()), false));
+        assert!(with(4095, &NOTHING, &[("KVTUNE_WIDTH", 64)], |_| Ok(())).is_none());
         assert!(missing_kernels().iter().any(|line| line.ends_with("replace: it did not start")));
     }
 }

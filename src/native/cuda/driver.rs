@@ -1,15 +1,14 @@
 //! The door to CUDA's driver: contexts, compiled kernels, launches. It is opened at run time, where there is one.
-#![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
-use std::ptr;
+use std::ptr::{from_ref, null, null_mut};
 use std::sync::OnceLock;
 
 use libloading::os::unix::RTLD_LOCAL;
 
-use super::load::{functions, open_library, symbol};
+use super::load::{functions, open_library};
 use crate::native::autograd::written;
 
 unsafe extern "C" {
@@ -21,12 +20,14 @@ type Handle = *mut c_void;
 functions! {
     /// What is asked of the driver. All return 0, or the number of an error.
     pub(super) struct Calls {
+        initialise = c"cuInit": unsafe extern "C" fn(c_uint) -> c_int,
         error_string = c"cuGetErrorString": unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
         version = c"cuDriverGetVersion": unsafe extern "C" fn(*mut c_int) -> c_int,
         count = c"cuDeviceGetCount": unsafe extern "C" fn(*mut c_int) -> c_int,
         device = c"cuDeviceGet": unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
         name = c"cuDeviceGetName": unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
         memory = c"cuDeviceTotalMem_v2": unsafe extern "C" fn(*mut usize, c_int) -> c_int,
+        free_memory = c"cuMemGetInfo_v2": unsafe extern "C" fn(*mut usize, *mut usize) -> c_int,
         attribute = c"cuDeviceGetAttribute": unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
         retain_context = c"cuDevicePrimaryCtxRetain": unsafe extern "C" fn(*mut Handle, c_int) -> c_int,
         push_context = c"cuCtxPushCurrent_v2": unsafe extern "C" fn(Handle) -> c_int,
@@ -49,7 +50,7 @@ functions! {
     }
 }
 
-const MULTIPROCESSORS: c_int = 16;
+pub(super) const MULTIPROCESSORS: c_int = 16;
 const PCI_BUS: c_int = 33;
 const PCI_DEVICE: c_int = 34;
 const PCI_DOMAIN: c_int = 50;
@@ -58,16 +59,10 @@ const CAPABILITY_MINOR: c_int = 76;
 
 impl Calls {
     fn load() -> Result<Self, String> {
-        let library = open_library(Path::new("libcuda.so.1"), RTLD_LOCAL)?;
         // SAFETY: the types are those of cuda.h; names with `_v2` are what its macros call.
-        let (initialise, calls) = unsafe {
-            let initialise: unsafe extern "C" fn(c_uint) -> c_int = symbol(&library, c"cuInit")?;
-            (initialise, Self::find(&library)?)
-        };
-        // Never unloaded: calls and contexts live as long as the process.
-        let _handle = library.into_raw();
+        let calls = unsafe { Self::find(open_library(Path::new("libcuda.so.1"), RTLD_LOCAL)?)? };
         // SAFETY: there are no flags.
-        calls.check("cuInit", unsafe { initialise(0) })?;
+        calls.check("cuInit", unsafe { (calls.initialise)(0) })?;
         Ok(calls)
     }
 
@@ -81,7 +76,7 @@ impl Calls {
         if code == 0 {
             return Ok(());
         }
-        let mut text = ptr::null();
+        let mut text = null();
         // SAFETY: the pointer may be written; what it is set to lives as long as the driver.
         let known = unsafe { (self.error_string)(code, &raw mut text) } == 0 && !text.is_null();
         // SAFETY: the driver's strings end with a zero.
@@ -89,55 +84,47 @@ impl Calls {
         Err(format!("`{what}` says {text} (error {code})"))
     }
 
-    /// The number that a call writes.
-    fn number(&self, what: &str, call: impl FnOnce(*mut c_int) -> c_int) -> Result<c_int, String> {
-        let mut number = 0;
-        self.check(what, call(&raw mut number)).map(|()| number)
+    /// What a call writes in the place of `value`.
+    fn written<T>(&self, what: &str, mut value: T, call: impl FnOnce(*mut T) -> c_int) -> Result<T, String> {
+        self.check(what, call(&raw mut value)).map(|()| value)
     }
 
     /// The newest CUDA that the driver serves, as CUDA numbers its versions.
     pub(super) fn version(&self) -> Result<c_int, String> {
         // SAFETY: the number may be written.
-        self.number("cuDriverGetVersion", |number| unsafe { (self.version)(number) })
+        self.written("cuDriverGetVersion", 0, |number| unsafe { (self.version)(number) })
     }
 
     pub(super) fn count(&self) -> Result<c_int, String> {
         // SAFETY: the number may be written.
-        self.number("cuDeviceGetCount", |number| unsafe { (self.count)(number) })
+        self.written("cuDeviceGetCount", 0, |number| unsafe { (self.count)(number) })
     }
 
     pub(super) fn device(&self, index: usize) -> Result<c_int, String> {
         let index = c_int::try_from(index).map_err(|_| format!("there is no CUDA device {index}"))?;
         // SAFETY: the handle may be written.
-        self.number("cuDeviceGet", |handle| unsafe { (self.device)(handle, index) })
+        self.written("cuDeviceGet", 0, |handle| unsafe { (self.device)(handle, index) })
     }
 
     pub(super) fn name(&self, device: c_int) -> Result<String, String> {
-        let mut name = [0 as c_char; 256];
         // SAFETY: there is room for as many letters as are announced.
-        self.check("cuDeviceGetName", unsafe { (self.name)(name.as_mut_ptr(), 255, device) })?;
+        let name = self.written("cuDeviceGetName", [0; 256], |name| unsafe { (self.name)(name.cast(), 255, device) })?;
         // SAFETY: the last byte was left zero.
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
     }
 
     pub(super) fn memory(&self, device: c_int) -> Result<u64, String> {
-        let mut bytes = 0;
         // SAFETY: the number may be written.
-        self.check("cuDeviceTotalMem", unsafe { (self.memory)(&raw mut bytes, device) })?;
-        Ok(bytes as u64)
+        self.written("cuDeviceTotalMem", 0, |bytes| unsafe { (self.memory)(bytes, device) }).map(|bytes| bytes as u64)
     }
 
     pub(super) fn capability(&self, device: c_int) -> Result<(u32, u32), String> {
         Ok((self.attribute(CAPABILITY_MAJOR, device)?, self.attribute(CAPABILITY_MINOR, device)?))
     }
 
-    pub(super) fn multiprocessors(&self, device: c_int) -> Result<u32, String> {
-        self.attribute(MULTIPROCESSORS, device)
-    }
-
-    fn attribute(&self, which: c_int, device: c_int) -> Result<u32, String> {
+    pub(super) fn attribute(&self, which: c_int, device: c_int) -> Result<u32, String> {
         // SAFETY: the number may be written.
-        let value = self.number("cuDeviceGetAttribute", |number| unsafe { (self.attribute)(number, which, device) })?;
+        let value = self.written("cuDeviceGetAttribute", 0, |number| unsafe { (self.attribute)(number, which, device) })?;
         u32::try_from(value).map_err(|_| format!("`cuDeviceGetAttribute` gives {value} for {which}"))
     }
 }
@@ -145,7 +132,7 @@ impl Calls {
 /// The stream on which libtorch's next operation on a device will run: what is launched there waits for what came before.
 pub(super) fn launch_stream(device: usize) -> Result<*mut c_void, String> {
     // SAFETY: the handle may be written.
-    written(ptr::null_mut(), |stream| unsafe { kvtune_launch_stream(device as c_int, stream) }).map_err(|error| error.to_string())
+    written(null_mut(), |stream| unsafe { kvtune_launch_stream(device as c_int, stream) }).map_err(|error| error.to_string())
 }
 
 /// The context of a CUDA device in which libtorch works.
@@ -162,11 +149,11 @@ impl Context {
     pub(super) fn of(index: usize) -> Result<Self, String> {
         let calls = Calls::get()?;
         let device = calls.device(index)?;
-        let mut handle = ptr::null_mut();
         // SAFETY: the handle may be written. A primary context that is retained stays; libtorch uses the same.
-        calls.check("cuDevicePrimaryCtxRetain", unsafe { (calls.retain_context)(&raw mut handle, device) })?;
+        let retain = |handle: *mut Handle| unsafe { (calls.retain_context)(handle, device) };
+        let handle = calls.written("cuDevicePrimaryCtxRetain", null_mut(), retain)?;
         let (major, minor) = calls.capability(device)?;
-        let multiprocessors = calls.multiprocessors(device)? as usize;
+        let multiprocessors = calls.attribute(MULTIPROCESSORS, device)? as usize;
         Ok(Self { handle, multiprocessors, architecture: (major * 10 + minor) as usize })
     }
 
@@ -174,11 +161,19 @@ impl Context {
         // SAFETY: the context is alive; what is pushed here is popped below, whatever comes of the work.
         calls.check("cuCtxPushCurrent", unsafe { (calls.push_context)(self.handle) })?;
         let done = work();
-        let mut popped = ptr::null_mut();
         // SAFETY: the handle may be written.
-        calls.check("cuCtxPopCurrent", unsafe { (calls.pop_context)(&raw mut popped) })?;
+        calls.written("cuCtxPopCurrent", null_mut(), |popped| unsafe { (calls.pop_context)(popped) })?;
         done
     }
+}
+
+/// Bytes that a CUDA device has free, as the driver says; `None` without one.
+pub fn free_device_memory(index: usize) -> Option<u64> {
+    let (calls, context) = (Calls::get().ok()?, Context::of(index).ok()?);
+    let mut total = 0;
+    // SAFETY: both numbers may be written.
+    let ask = || calls.written("cuMemGetInfo", 0, |free| unsafe { (calls.free_memory)(free, &raw mut total) });
+    context.inside(calls, ask).ok().map(|free| free as u64)
 }
 
 /// What tells a GPU from the others of its machine, whatever number it has here: its place on the PCI bus.
@@ -204,15 +199,14 @@ impl Module {
     pub(super) fn load(context: Context, cubin: &[u8], names: &[&'static str]) -> Result<Self, String> {
         let calls = Calls::get()?;
         context.inside(calls, || {
-            let mut module = ptr::null_mut();
+            let cubin = cubin.as_ptr().cast();
             // SAFETY: a CUBIN says itself how long it is; it is read before the call returns.
-            calls.check("cuModuleLoadData", unsafe { (calls.load_module)(&raw mut module, cubin.as_ptr().cast()) })?;
+            let module = calls.written("cuModuleLoadData", null_mut(), |module| unsafe { (calls.load_module)(module, cubin) })?;
             let find = |name: &'static str| {
-                let mut function = ptr::null_mut();
                 let symbol = CString::new(name).map_err(|error| error.to_string())?;
                 // SAFETY: the module is loaded, the name ends with a zero, the handle may be written.
-                calls.check(name, unsafe { (calls.function)(&raw mut function, module, symbol.as_ptr()) })?;
-                Ok((name, function))
+                let find = |function: *mut Handle| unsafe { (calls.function)(function, module, symbol.as_ptr()) };
+                calls.written(name, null_mut(), find).map(|function| (name, function))
             };
             Ok(Self { context, functions: names.iter().copied().map(find).collect::<Result<_, String>>()? })
         })
@@ -237,11 +231,11 @@ impl Module {
             |count: usize| c_uint::try_from(count).map_err(|_| format!("`{name}`: a grid of {grid:?} blocks is too large"));
         let [x, y, z] = [size(grid[0])?, size(grid[1])?, size(grid[2])?];
         let threads = size(threads)?;
-        let mut arguments = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        let mut arguments = [from_ref(params).cast_mut().cast::<c_void>()];
         self.context.inside(calls, || {
             // SAFETY: the caller's promises; the parameter is copied before the call returns.
             calls.check(name, unsafe {
-                (calls.launch)(function, x, y, z, threads, 1, 1, 0, stream, arguments.as_mut_ptr(), ptr::null_mut())
+                (calls.launch)(function, x, y, z, threads, 1, 1, 0, stream, arguments.as_mut_ptr(), null_mut())
             })
         })
     }

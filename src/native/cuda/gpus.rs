@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::fs;
 
-use super::driver::Calls;
+use super::driver::{Calls, MULTIPROCESSORS};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Driver {
@@ -29,7 +29,7 @@ impl Driver {
     /// Asks the driver; `Err` says why there is no answer.
     pub fn ask() -> Result<Self, String> {
         let calls = Calls::get()?;
-        let gpus = (0..calls.count()? as usize).map(|index| Gpu::of(calls, index)).collect::<Result<_, _>>()?;
+        let gpus = (0..calls.count()? as usize).map(Gpu::at).collect::<Result<_, _>>()?;
         Ok(Self { cuda: version(calls.version()?), release: release(), gpus })
     }
 }
@@ -37,15 +37,12 @@ impl Driver {
 impl Gpu {
     /// The GPU that libtorch gives this number; `Err` says why it does not answer.
     pub fn at(index: usize) -> Result<Self, String> {
-        Self::of(Calls::get()?, index)
-    }
-
-    fn of(calls: &Calls, index: usize) -> Result<Self, String> {
+        let calls = Calls::get()?;
         let device = calls.device(index)?;
         Ok(Self {
             name: calls.name(device)?,
             capability: calls.capability(device)?,
-            multiprocessors: calls.multiprocessors(device)?,
+            multiprocessors: calls.attribute(MULTIPROCESSORS, device)?,
             memory: calls.memory(device)?,
         })
     }

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -17,6 +16,7 @@ use super::streams::{CudaEvent, SideStream};
 use crate::native::at_end::AtEnd;
 use crate::native::autograd::{BackwardError, SILENT, check, or_panic, panic_text, written};
 use crate::native::locked;
+use crate::native::shim_object::ShimObject;
 
 unsafe extern "C" {
     fn kvtune_graph_pool(out: *mut u64) -> c_int;
@@ -41,8 +41,6 @@ impl fmt::Display for GraphError {
         }
     }
 }
-
-impl std::error::Error for GraphError {}
 
 impl From<BackwardError> for GraphError {
     fn from(error: BackwardError) -> Self {
@@ -93,10 +91,7 @@ impl GraphRecorder {
 
     /// Does `work`, then captures it. What it reads and writes beside tensors of its own must be there at every replay, under the same
     /// addresses, and the host's part of it must have no other effect, as it is done twice now (or three times, where memory is short)
-    /// and at no replay. After an `Err` nothing more is captured on the device.
-    ///
-    /// # Panics
-    /// As `work`.
+    /// and at no replay. After an `Err` nothing more is captured on the device. It panics as `work` does.
     pub fn capture(&self, work: impl FnMut()) -> Result<Graph, GraphError> {
         let captured = self.captured(work);
         if let Err(reason) = &captured {
@@ -140,22 +135,20 @@ impl GraphRecorder {
 }
 
 #[derive(Debug)]
-pub struct Graph(NonNull<c_void>);
+pub struct Graph(ShimObject);
 
 impl Graph {
     /// From now on what this thread asks its stream for is captured, and not done.
     fn begin(pool: [u64; 2]) -> Result<Self, BackwardError> {
-        // SAFETY: two numbers are read, and the pointer may be written.
-        let out = written(std::ptr::null_mut(), |out| unsafe { kvtune_graph_begin(pool.as_ptr(), out) })?;
-        // Without an error there is an object.
-        Ok(Self(NonNull::new(out).unwrap_or(NonNull::dangling())))
+        // SAFETY: two numbers are read, and a new graph is written. When it is dropped, what is still being done of it is done to its end.
+        unsafe { ShimObject::made(kvtune_graph_free, |out| kvtune_graph_begin(pool.as_ptr(), out)) }.map(Self)
     }
 
     /// The end of the capture, on the stream on which it began. Where it fails the allocator may go on asking the graph whether it still
     /// captures, so that it must not go.
     fn ended(self) -> Result<Self, BackwardError> {
         // SAFETY: the graph is alive, and this thread computes on the stream on which its capture began.
-        match check(unsafe { kvtune_graph_end(self.0.as_ptr()) }) {
+        match check(unsafe { kvtune_graph_end(self.0.get()) }) {
             Ok(()) => Ok(self),
             Err(error) => {
                 std::mem::forget(self);
@@ -168,14 +161,7 @@ impl Graph {
     pub fn replay(&self) {
         REPLAYS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the graph is alive, and its capture has ended well.
-        or_panic(check(unsafe { kvtune_graph_replay(self.0.as_ptr()) }));
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        // SAFETY: the handle came from `kvtune_graph_begin` and is given back once; what is still being done of it is done to its end.
-        unsafe { kvtune_graph_free(self.0.as_ptr()) };
+        or_panic(check(unsafe { kvtune_graph_replay(self.0.get()) }));
     }
 }
 

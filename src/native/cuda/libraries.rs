@@ -1,5 +1,4 @@
 //! The libraries of CUDA that come with libtorch: whether they can be opened, and of which version they are.
-#![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int};
 use std::fs;

@@ -1,5 +1,4 @@
 //! Finds CUDA at run time: the binary links only libtorch's CPU half, so that it starts on any machine.
-#![allow(unsafe_code)]
 
 use std::error::Error;
 use std::ffi::{CStr, c_int};
@@ -18,23 +17,17 @@ pub enum CudaSupport {
     Unavailable(String),
 }
 
-/// Loads libtorch's CUDA half where there is a device for it.
-///
-/// Must run before any other call into libtorch: the first question about CUDA caches "there is none", and a library loaded
-/// after that is never looked at.
+/// Loads libtorch's CUDA half where there is a device for it. Must run before any other call into libtorch: the first question about CUDA
+/// caches "there is none", and a library loaded after that is never looked at.
 pub fn load_cuda() -> CudaSupport {
     if device_nodes().is_empty() {
         return CudaSupport::NoDevice;
     }
-    let folder = match libtorch_folder() {
-        Ok(folder) => folder,
-        Err(reason) => return CudaSupport::Unavailable(reason),
-    };
-    let path = folder.join("libtorch_cuda.so");
-    if !path.exists() {
-        return CudaSupport::Unavailable(format!("libtorch is installed without CUDA: `{}` does not exist", path.display()));
-    }
-    match open_library(&path, RTLD_GLOBAL) {
+    let opened = libtorch_folder().and_then(|folder| match folder.join("libtorch_cuda.so") {
+        path if path.exists() => open_library(&path, RTLD_GLOBAL),
+        path => Err(format!("libtorch is installed without CUDA: `{}` does not exist", path.display())),
+    });
+    match opened {
         Ok(library) => {
             // Never unloaded: its initialisers have registered kernels with libtorch_cpu for the life of the process.
             let _handle = library.into_raw();
@@ -52,16 +45,18 @@ pub(super) fn open_library(path: &Path, visibility: c_int) -> Result<Library, St
     library.map_err(|error| format!("`{}` cannot be opened: {}", path.display(), said(&error)))
 }
 
-/// A table of functions, each with its name in the library; `find` looks for them all, and is unsafe as the types must be right.
+/// A table of functions, each with its name in a library, which `find` keeps for ever; it is unsafe, as the types must be right.
 macro_rules! functions {
     ($(#[$attribute:meta])* $visibility:vis struct $table:ident { $($field:ident = $name:literal: $kind:ty,)* }) => {
         $(#[$attribute])*
         $visibility struct $table { $($field: $kind,)* }
 
         impl $table {
-            unsafe fn find(library: &libloading::os::unix::Library) -> Result<Self, String> {
+            unsafe fn find(library: libloading::os::unix::Library) -> Result<Self, String> {
                 // SAFETY: the caller's promise.
-                Ok(unsafe { Self { $($field: $crate::native::cuda::load::symbol(library, $name)?,)* } })
+                let found = unsafe { Self { $($field: $crate::native::cuda::load::symbol(&library, $name)?,)* } };
+                let _handle = library.into_raw();
+                Ok(found)
             }
         }
     };
@@ -82,29 +77,6 @@ fn said(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Bytes that a CUDA device has free, as its runtime says; `None` without one. libtorch's CUDA half must be loaded.
-pub fn free_device_memory(index: usize) -> Option<u64> {
-    let this = Library::this();
-    // SAFETY: the symbols, where they are loaded, are the CUDA runtime's functions of these names and types.
-    let (memory, get_device, set_device) = unsafe {
-        let memory: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int = symbol(&this, c"cudaMemGetInfo").ok()?;
-        let get_device: unsafe extern "C" fn(*mut c_int) -> c_int = symbol(&this, c"cudaGetDevice").ok()?;
-        let set_device: unsafe extern "C" fn(c_int) -> c_int = symbol(&this, c"cudaSetDevice").ok()?;
-        (memory, get_device, set_device)
-    };
-    let (mut free, mut total, mut current) = (0, 0, 0);
-    // SAFETY: all point to numbers that may be written; the device that was current is so again at the end.
-    let statuses = unsafe {
-        let known = get_device(&raw mut current);
-        let statuses = [known, set_device(c_int::try_from(index).ok()?), memory(&raw mut free, &raw mut total)];
-        if known == 0 {
-            set_device(current);
-        }
-        statuses
-    };
-    (statuses == [0; 3]).then_some(free as u64)
-}
-
 /// The device nodes that NVIDIA's driver has made: `nvidia0`, `nvidiactl`, …, or `dxg` under WSL.
 pub fn device_nodes() -> Vec<String> {
     nodes_in(Path::new("/dev"))
@@ -123,7 +95,7 @@ pub fn libtorch_folder() -> Result<PathBuf, String> {
     folder_in(&maps).ok_or_else(|| "`libtorch_cpu.so` is not mapped into this process".to_owned())
 }
 
-pub(super) fn folder_in(maps: &str) -> Option<PathBuf> {
+fn folder_in(maps: &str) -> Option<PathBuf> {
     // 7f3a0000-7f3b0000 r--p 00000000 fe:00 1234    /opt/my torch/lib/libtorch_cpu.so
     let path =
         maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..])).find(|path| path.ends_with("/libtorch_cpu.so"))?;

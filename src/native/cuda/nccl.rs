@@ -1,5 +1,4 @@
 //! NCCL by its C API, opened at run time: sums and copies of tensors between the GPUs of ranks, on a stream of their own.
-#![allow(unsafe_code)]
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -13,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::driver::launch_stream;
 use super::libraries::{Companion, dotted};
-use super::load::{functions, open_library, symbol};
+use super::load::{functions, open_library};
 use super::streams::{CudaEvent, SideStream};
 use crate::native::ranks::{PendingExchange, Said};
 
@@ -28,23 +27,12 @@ const LOOK: Duration = Duration::from_micros(100);
 /// What the ranks of one group find each other by: made by one, known to all.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct NcclId([c_char; NcclId::LENGTH]);
-
-impl NcclId {
-    const LENGTH: usize = 128;
-
-    pub fn to_bytes(self) -> Vec<u8> {
-        self.0.map(|byte| byte as u8).to_vec()
-    }
-
-    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        <[u8; Self::LENGTH]>::try_from(bytes).ok().map(|bytes| Self(bytes.map(|byte| byte as c_char)))
-    }
-}
+pub struct NcclId(pub [u8; 128]);
 
 functions! {
-    /// What is asked of the library, as `nccl.h` declares it. All but the last return 0, or the number of an error.
+    /// What is asked of the library, as `nccl.h` declares it. All but the last two return 0, or the number of an error.
     struct NcclCalls {
+        version = c"ncclGetVersion": unsafe extern "C" fn(*mut c_int) -> c_int,
         id = c"ncclGetUniqueId": unsafe extern "C" fn(*mut NcclId) -> c_int,
         init = c"ncclCommInitRank": unsafe extern "C" fn(*mut Communicator, c_int, NcclId, c_int) -> c_int,
         all_reduce = c"ncclAllReduce": unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, Stream) -> c_int,
@@ -68,22 +56,16 @@ impl Nccl {
     /// Opens the library of `path`, or where it is found otherwise: as `KVTUNE_NCCL` says, beside libtorch, or where the loader looks.
     pub fn open(path: Option<&std::path::Path>) -> Said<Arc<Self>> {
         let path = path.map_or_else(|| Companion::Nccl.path(), |path| Ok(path.to_owned()))?;
-        let library = open_library(&path, RTLD_LOCAL)?;
         // SAFETY: the types are those of nccl.h.
-        let (version, calls) = unsafe {
-            let version: unsafe extern "C" fn(*mut c_int) -> c_int = symbol(&library, c"ncclGetVersion")?;
-            (version, NcclCalls::find(&library)?)
-        };
-        // Never unloaded, for its threads.
-        let _handle = library.into_raw();
+        let calls = unsafe { NcclCalls::find(open_library(&path, RTLD_LOCAL)?)? };
         let mut number = 0;
         // SAFETY: the number may be written.
-        calls.check("ncclGetVersion", unsafe { version(&raw mut number) }, null_mut())?;
+        calls.check("ncclGetVersion", unsafe { (calls.version)(&raw mut number) }, null_mut())?;
         Ok(Arc::new(Self { calls, version: dotted(usize::try_from(number).unwrap_or(0)) }))
     }
 
     pub fn new_id(&self) -> Said<NcclId> {
-        let mut id = NcclId([0; NcclId::LENGTH]);
+        let mut id = NcclId([0; 128]);
         // SAFETY: the id may be written.
         self.calls.check("ncclGetUniqueId", unsafe { (self.calls.id)(&raw mut id) }, null_mut())?;
         Ok(id)
@@ -91,12 +73,9 @@ impl Nccl {
 
     /// Waits until all ranks have come, this one with its GPU. In tests the device may be the CPU, for a library that knows no GPUs.
     pub fn join(self: &Arc<Self>, id: NcclId, rank: usize, size: usize, device: Device) -> Said<NcclGroup> {
-        let stream = match device {
-            Device::Cuda(index) => Some((index, SideStream::new(index))),
-            _ => None,
-        };
+        let stream = if let Device::Cuda(index) = device { Some(SideStream::new(index)) } else { None };
         // Its GPU is that of the thread.
-        let _entered = stream.as_ref().map(|(_, stream)| stream.enter());
+        let _entered = stream.as_ref().map(SideStream::enter);
         let mut communicator = null_mut();
         // SAFETY: the pointer may be written; id and numbers are passed by value.
         let code = unsafe { (self.calls.init)(&raw mut communicator, size as c_int, id, rank as c_int) };
@@ -129,18 +108,15 @@ pub struct NcclGroup {
     nccl: Arc<Nccl>,
     /// Null once it is closed.
     communicator: Cell<Communicator>,
-    device: Device,
-    stream: Option<(usize, SideStream)>,
+    pub device: Device,
+    /// Absent where the device is no GPU.
+    stream: Option<SideStream>,
 }
 
 // SAFETY: NCCL lets any thread call, one at a time; a cell goes to no two threads.
 unsafe impl Send for NcclGroup {}
 
 impl NcclGroup {
-    pub fn device(&self) -> Device {
-        self.device
-    }
-
     /// Begins a sum over all ranks in the memory of `tensor`, which lies in one piece.
     ///
     /// # Shapes
@@ -172,18 +148,18 @@ impl NcclGroup {
             return Err("the GPUs are not connected any more".to_owned());
         }
         let check = |code| self.nccl.calls.check(what, code, communicator);
-        let Some((index, stream)) = &self.stream else {
+        let (Device::Cuda(index), Some(stream)) = (self.device, &self.stream) else {
             check(call(communicator, null_mut()))?;
             return Ok(NcclWork { group: self, passed: None });
         };
-        stream.wait(&CudaEvent::of_compute(*index, false));
+        stream.wait(&CudaEvent::of_compute(index, false));
         stream.holds(tensor);
         {
             let _entered = stream.enter();
-            check(call(communicator, launch_stream(*index)?))?;
+            check(call(communicator, launch_stream(index)?))?;
         }
         let passed = stream.record();
-        passed.compute_waits(*index);
+        passed.compute_waits(index);
         Ok(NcclWork { group: self, passed: Some(passed) })
     }
 
@@ -223,10 +199,7 @@ impl PendingExchange for NcclWork<'_> {
 
 fn kind_of(kind: Kind) -> Said<c_int> {
     Ok(match kind {
-        Kind::Int8 => 0,
         Kind::Uint8 => 1,
-        Kind::Int => 2,
-        Kind::Int64 => 4,
         Kind::Half => 6,
         Kind::Float => 7,
         Kind::Double => 8,

@@ -1,5 +1,4 @@
 //! How CUDA's libraries compute: TF32, sums of narrow numbers, the same every time.
-#![allow(unsafe_code)]
 
 use std::ffi::c_int;
 

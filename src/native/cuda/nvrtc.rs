@@ -1,5 +1,4 @@
 //! CUDA's run-time compiler, from where libtorch's own CUDA libraries are: no toolkit has to be installed.
-#![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::fs;
@@ -9,7 +8,7 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL};
 
-use super::load::{folder_in, functions, open_library, symbol};
+use super::load::{functions, libtorch_folder, open_library};
 use crate::native::at_end::AtEnd;
 
 type Program = *mut std::ffi::c_void;
@@ -17,6 +16,7 @@ type Program = *mut std::ffi::c_void;
 functions! {
     /// The compiler's calls, which return 0 or the number of an error.
     struct NvrtcCalls {
+        version = c"nvrtcVersion": unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int,
         create = c"nvrtcCreateProgram": unsafe extern "C" fn(
             *mut Program,
             *const c_char,
@@ -45,15 +45,12 @@ impl Nvrtc {
     /// The compiler of this process; the reason where there is none.
     pub(super) fn get() -> Result<&'static Self, String> {
         static NVRTC: OnceLock<Result<Nvrtc, String>> = OnceLock::new();
-        NVRTC
-            .get_or_init(|| Self::open(&fs::read_to_string("/proc/self/maps").unwrap_or_default()))
-            .as_ref()
-            .map_err(Clone::clone)
+        NVRTC.get_or_init(Self::open).as_ref().map_err(Clone::clone)
     }
 
     /// From the folders of libtorch as it is mapped, else from wherever the system's loader looks.
-    fn open(maps: &str) -> Result<Self, String> {
-        let folders = folder_in(maps).map(|lib| folders_beside(&lib)).unwrap_or_default();
+    fn open() -> Result<Self, String> {
+        let folders = libtorch_folder().map(|lib| folders_beside(&lib)).unwrap_or_default();
         if let Some((builtins, compiler)) = folders.iter().find_map(|folder| libraries_in(folder)) {
             // By its path, before the compiler asks for it by its name: the loader's own search would not come here. It stays.
             let _handle = open_library(&builtins, RTLD_GLOBAL)?.into_raw();
@@ -69,21 +66,16 @@ impl Nvrtc {
 
     fn of(library: Library) -> Result<Self, String> {
         // SAFETY: the types are those of nvrtc.h.
-        let nvrtc = unsafe {
-            let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int = symbol(&library, c"nvrtcVersion")?;
-            let (mut major, mut minor) = (0, 0);
-            if version(&raw mut major, &raw mut minor) != 0 {
-                return Err("CUDA's run-time compiler does not tell its version".to_owned());
-            }
-            Self { release: format!("{major}.{minor}"), calls: NvrtcCalls::find(&library)? }
-        };
-        // Never unloaded: its calls are kept.
-        let _handle = library.into_raw();
-        Ok(nvrtc)
+        let calls = unsafe { NvrtcCalls::find(library)? };
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both numbers may be written.
+        if unsafe { (calls.version)(&raw mut major, &raw mut minor) } != 0 {
+            return Err("CUDA's run-time compiler does not tell its version".to_owned());
+        }
+        Ok(Self { release: format!("{major}.{minor}"), calls })
     }
 
-    /// Compiles a text with these options, of which one must name a real architecture, as `--gpu-architecture=sm_90`: machine code, and
-    /// what the compiler said.
+    /// Compiles a text; one of the options must name a real architecture, as `--gpu-architecture=sm_90`. Machine code, and what was said of it.
     pub(super) fn compile(&self, name: &str, source: &str, options: &[String]) -> Result<(Vec<u8>, String), String> {
         let text = |text: &str| CString::new(text).map_err(|_| format!("`{name}`: a zero in its text or options"));
         let (file, source) = (text(&format!("{name}.cu"))?, text(source)?);

@@ -1,9 +1,8 @@
 //! The kernels for norms, gates and rotations of bf16 and f16: one pass each, where libtorch's operations would go over f32 copies several
 //! times. Each function gives `None` where its kernel does not serve, and operations on tensors do its work.
-#![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::ptr::null_mut;
 
 use tch::{Device, Kind, Tensor};
 
@@ -31,11 +30,8 @@ const INDEX_LIMIT: i64 = 1 << 31;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Norm {
-    x: *const c_void,
-    weight: *const c_void,
-    dy: *const c_void,
-    rstd: *mut c_void,
-    out: *mut c_void,
+    /// x, weight, dy, rstd and out, null where a kernel has none.
+    tensors: [*mut c_void; 5],
     width: c_int,
     eps: f32,
 }
@@ -44,11 +40,8 @@ struct Norm {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Gated {
-    gate: *const c_void,
-    up: *const c_void,
-    dy: *const c_void,
-    out: *mut c_void,
-    dup: *mut c_void,
+    /// gate, up, dy, out and dup, null where a kernel has none.
+    tensors: [*mut c_void; 5],
     pieces: i64,
 }
 
@@ -56,10 +49,8 @@ struct Gated {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Turned {
-    x: *const c_void,
-    cos: *const c_void,
-    sin: *const c_void,
-    out: *mut c_void,
+    /// x, cos, sin and out.
+    tensors: [*mut c_void; 4],
     x_strides: [i64; 3],
     out_strides: [i64; 3],
     angle_batch: i64,
@@ -81,11 +72,11 @@ fn settings(x: &Tensor) -> Option<[Setting; 1]> {
 /// `P` must be the kernel's parameter; what it points to must be on the device of `x`, as large as the kernel takes it to be.
 unsafe fn launch<P: Copy>(x: &Tensor, kernel: &str, blocks: usize, params: &P) -> Option<()> {
     let Device::Cuda(device) = x.device() else { return None };
-    let (module, which) = built::module(device, &SOURCE, &settings(x)?)?;
-    // SAFETY: the caller's promises. Tensors that are dropped before the kernel has run give their memory to operations behind it in the
-    // same stream.
-    let done = launch_stream(device).and_then(|stream| unsafe { module.launch(kernel, [blocks, 1, 1], THREADS, params, stream) });
-    done.map_err(|reason| built::give_up(which, reason)).ok()
+    built::with(device, &SOURCE, &settings(x)?, |module| {
+        // SAFETY: the caller's promises. Tensors that are dropped before the kernel has run give their memory to operations behind it in the
+        // same stream.
+        unsafe { module.launch(kernel, [blocks, 1, 1], THREADS, params, launch_stream(device)?) }
+    })
 }
 
 /// In one piece, and beginning where 16 bytes can be read at once.
@@ -105,15 +96,8 @@ pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> Option<(Tensor, Tens
     let mut size = x.size();
     *size.last_mut()? = 1;
     let (y, rstd) = (x.empty_like(), Tensor::empty(size, (Kind::Float, x.device())));
-    let params = Norm {
-        x: x.data_ptr(),
-        weight: weight.data_ptr(),
-        dy: ptr::null(),
-        rstd: rstd.data_ptr(),
-        out: y.data_ptr(),
-        width,
-        eps: eps as f32,
-    };
+    let tensors = [x.data_ptr(), weight.data_ptr(), null_mut(), rstd.data_ptr(), y.data_ptr()];
+    let params = Norm { tensors, width, eps: eps as f32 };
     // SAFETY: the parameter is the kernel's; all tensors are in one piece, on this device, and of `rows` rows.
     unsafe { launch(&x, "norm_rows", rows, &params)? };
     Some((y, rstd))
@@ -127,15 +111,8 @@ pub fn rms_norm_backward(dy: &Tensor, [x, weight_e, rstd]: [&Tensor; 3]) -> Opti
     }
     let (x, weight, dy, rstd) = (dense(x), dense(weight_e), dense(dy), rstd.contiguous());
     let dx = x.empty_like();
-    let params = Norm {
-        x: x.data_ptr(),
-        weight: weight.data_ptr(),
-        dy: dy.data_ptr(),
-        rstd: rstd.data_ptr(),
-        out: dx.data_ptr(),
-        width,
-        eps: 0.0,
-    };
+    let tensors = [&x, &weight, &dy, &rstd, &dx].map(Tensor::data_ptr);
+    let params = Norm { tensors, width, eps: 0.0 };
     // SAFETY: as above; `rstd` has a number for each row.
     unsafe { launch(&x, "norm_rows_back", rows, &params)? };
     Some(dx)
@@ -160,8 +137,8 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Option<Tensor> {
     let pieces = gates(gate, &[up])?;
     let (gate, up) = (dense(gate), dense(up));
     let y = gate.empty_like();
-    let params =
-        Gated { gate: gate.data_ptr(), up: up.data_ptr(), dy: ptr::null(), out: y.data_ptr(), dup: ptr::null_mut(), pieces };
+    let tensors = [gate.data_ptr(), up.data_ptr(), null_mut(), y.data_ptr(), null_mut()];
+    let params = Gated { tensors, pieces };
     // SAFETY: the parameter is the kernel's; all tensors are in one piece, on this device, and of `pieces` pieces.
     unsafe { launch(&gate, "gated", (pieces as usize).div_ceil(THREADS), &params)? };
     Some(y)
@@ -172,8 +149,8 @@ pub fn swiglu_backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> Option<(Tenso
     let pieces = gates(gate, &[up, dy])?;
     let (gate, up, dy) = (dense(gate), dense(up), dense(dy));
     let (dgate, dup) = (gate.empty_like(), gate.empty_like());
-    let params =
-        Gated { gate: gate.data_ptr(), up: up.data_ptr(), dy: dy.data_ptr(), out: dgate.data_ptr(), dup: dup.data_ptr(), pieces };
+    let tensors = [&gate, &up, &dy, &dgate, &dup].map(Tensor::data_ptr);
+    let params = Gated { tensors, pieces };
     // SAFETY: as above.
     unsafe { launch(&gate, "gated_back", (pieces as usize).div_ceil(THREADS), &params)? };
     Some((dgate, dup))
@@ -203,10 +180,7 @@ pub fn rotate(x_bhnd: &Tensor, [cos, sin]: [&Tensor; 2], direction: RotationDire
         RotationDirection::Back => Tensor::empty([batch, tokens, heads, width], options).transpose(1, 2),
     };
     let params = Turned {
-        x: x.data_ptr(),
-        cos: cos.data_ptr(),
-        sin: sin.data_ptr(),
-        out: out.data_ptr(),
+        tensors: [&x, &cos, &sin, &out].map(Tensor::data_ptr),
         x_strides: strides(&x).map(|stride| stride / PIECE),
         out_strides: strides(&out).map(|stride| stride / PIECE),
         angle_batch: if rows == 1 { 0 } else { tokens * pieces },

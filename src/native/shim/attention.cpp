@@ -30,10 +30,15 @@ at::Tensor mask_of(const at::Tensor* mask) {
 struct RawPart {
   at::Tensor *k, *v, *in_use, *seen_until;
 };
+struct RawKeys {
+  const RawPart* parts;
+  size_t count;
+  Scoring scoring;
+};
 
-Parts parts_of(const RawPart* raw, size_t count) {
+Parts parts_of(const RawKeys& raw) {
   Parts parts;
-  for (const RawPart* part = raw; part < raw + count; ++part) {
+  for (const RawPart* part = raw.parts; part < raw.parts + raw.count; ++part) {
     parts.k.push_back(gathered(*part->k));
     parts.v.push_back(gathered(*part->v));
     parts.in_use.push_back(mask_of(part->in_use));
@@ -79,26 +84,23 @@ using namespace kvtune;
 extern "C" {
 
 // `results` receives the output, in memory (B, n, H, D), the log-sum-exp, and, unless `from_token` is negative, the attention mass.
-int kvtune_attend(at::Tensor* q, const RawPart* raw, size_t count, double scale, double cap, int64_t from_token, at::Tensor** results) {
-  return kvtune::guarded([&] {
-    Parts parts = parts_of(raw, count);
+int kvtune_attend(at::Tensor* q, const RawKeys* keys, int64_t from_token, at::Tensor** results) {
+  return giving(results, [&] {
+    Parts parts = parts_of(*keys);
     at::Tensor queries = gathered(*q);
     Shape s = shape_of(queries, parts);
     at::Tensor out = empty_by_token(queries.sizes(), queries);
     at::Tensor lse = at::empty({s.batch, s.heads, s.tokens}, wide_options(queries)), mass;
     if (from_token >= 0) mass = at::zeros({s.batch, s.groups, s.keys}, lse.options());
-    BY_KIND(queries, Forward<S>{s, queries, parts, {scale, cap}, out, lse, from_token < 0 ? s.tokens : from_token}.run(mass));
-    results[0] = new at::Tensor(std::move(out));
-    results[1] = new at::Tensor(std::move(lse));
-    if (mass.defined()) results[2] = new at::Tensor(std::move(mass));
+    BY_KIND(queries, Forward<S>{s, queries, parts, keys->scoring, out, lse, from_token < 0 ? s.tokens : from_token}.run(mass));
+    return Tensors{out, lse, mass};
   });
 }
 
 // `results` receives dq, then dk of each part, then dv of each part; these two in f32 for bf16.
-int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, const RawPart* raw, size_t count, at::Tensor* out, at::Tensor* lse, double scale,
-                           double cap, at::Tensor** results) {
-  return kvtune::guarded([&] {
-    Parts parts = parts_of(raw, count);
+int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, const RawKeys* keys, at::Tensor* out, at::Tensor* lse, at::Tensor** results) {
+  return giving(results, [&] {
+    Parts parts = parts_of(*keys);
     at::Tensor queries = gathered(*q), doutput = gathered(*dout), output = gathered(*out);
     Shape s = shape_of(queries, parts);
     check_lse(s, *lse, queries);
@@ -106,33 +108,30 @@ int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, const RawPart* raw, 
     TORCH_CHECK(fits(output) && fits(doutput), "an output of size ", output.sizes(), " and its gradient of size ", doutput.sizes(),
                 " do not fit queries of size ", queries.sizes());
     at::Tensor dq = empty_by_token(queries.sizes(), queries), dense_lse = lse->contiguous();
-    std::vector<at::Tensor> dk, dv;
-    for (size_t p = 0; p < count; ++p) {
+    Tensors dk, dv;
+    for (size_t p = 0; p < keys->count; ++p) {
       // What is not in use, or not seen, has no gradient.
       for (auto* gradients : {&dk, &dv}) {
         gradients->push_back(at::empty(parts.k[p].sizes(), wide_options(queries)));
         if (parts.in_use[p].defined() || parts.seen_until[p].defined()) gradients->back().zero_();
       }
     }
-    BY_KIND(queries, Backward<S>{s, doutput, queries, output, dense_lse, parts, {scale, cap}, dq, dk, dv}.run());
-    results[0] = new at::Tensor(std::move(dq));
-    for (size_t p = 0; p < count; ++p) {
-      results[1 + p] = new at::Tensor(std::move(dk[p]));
-      results[1 + count + p] = new at::Tensor(std::move(dv[p]));
-    }
+    BY_KIND(queries, Backward<S>{s, doutput, queries, output, dense_lse, parts, keys->scoring, dq, dk, dv}.run());
+    Tensors all{dq};
+    for (const Tensors& gradients : {dk, dv}) all.insert(all.end(), gradients.begin(), gradients.end());
+    return all;
   });
 }
 
-int kvtune_attention_mass(at::Tensor* q, const RawPart* raw, size_t count, at::Tensor* lse, double scale, double cap, int64_t first,
-                          at::Tensor** result) {
-  return kvtune::guarded([&] {
-    Parts parts = parts_of(raw, count);
+int kvtune_attention_mass(at::Tensor* q, const RawKeys* keys, at::Tensor* lse, int64_t first, at::Tensor** result) {
+  return giving(result, [&] {
+    Parts parts = parts_of(*keys);
     at::Tensor queries = gathered(*q);
     Shape s = shape_of(queries, parts);
     check_lse(s, *lse, queries);
     at::Tensor sums = at::zeros({s.batch, s.groups, s.keys}, wide_options(queries)), dense_lse = lse->contiguous();
-    if (first < s.tokens) BY_KIND(queries, Mass<S>{s, queries, dense_lse, parts, {scale, cap}, std::max<int64_t>(0, first)}.run(sums));
-    *result = new at::Tensor(std::move(sums));
+    if (first < s.tokens) BY_KIND(queries, Mass<S>{s, queries, dense_lse, parts, keys->scoring, std::max<int64_t>(0, first)}.run(sums));
+    return Tensors{sums};
   });
 }
 

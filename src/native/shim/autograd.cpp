@@ -9,11 +9,13 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <vector>
+#include <utility>
 
 namespace {
 
+using kvtune::giving;
 using kvtune::guarded;
+using kvtune::Tensors;
 
 // Gradients in (null = undefined) and out (null = none, else owned by the caller); 0 on success, else a message of at most `len` bytes.
 using Callback = int (*)(void* user, at::Tensor** grads_in, size_t num_in, at::Tensor** grads_out, size_t num_out, char* message, size_t len);
@@ -22,12 +24,10 @@ using Drop = void (*)(void* user);
 struct ClosureNode : torch::autograd::Node {
   Callback callback;
   Drop drop;
-  void* user;
-  size_t num_inputs_of_op;
+  void* user = nullptr;
   std::mutex mutex;
 
-  ClosureNode(Callback callback, Drop drop, void* user, size_t num_inputs_of_op)
-      : callback(callback), drop(drop), user(user), num_inputs_of_op(num_inputs_of_op) {}
+  ClosureNode(Callback callback, Drop drop) : callback(callback), drop(drop) {}
 
   ~ClosureNode() override { release_variables(); }
 
@@ -42,11 +42,12 @@ struct ClosureNode : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     std::lock_guard<std::mutex> lock(mutex);
     if (user == nullptr) throw std::runtime_error("backward ran twice through a node that keeps nothing after the first time");
-    std::vector<at::Tensor*> in(grads.size(), nullptr), out(num_inputs_of_op, nullptr);
+    // Its outputs are the gradients of the operation's inputs.
+    std::vector<at::Tensor*> in(grads.size(), nullptr), out(num_outputs(), nullptr);
     for (size_t i = 0; i < grads.size(); ++i) in[i] = grads[i].defined() ? &grads[i] : nullptr;
     char message[1024] = {0};
     int failed = callback(user, in.data(), in.size(), out.data(), out.size(), message, sizeof(message) - 1);
-    torch::autograd::variable_list result(num_inputs_of_op);
+    torch::autograd::variable_list result(out.size());
     for (size_t i = 0; i < out.size(); ++i) {
       if (out[i] == nullptr) continue;
       result[i] = std::move(*out[i]);
@@ -59,8 +60,8 @@ struct ClosureNode : torch::autograd::Node {
   std::string name() const override { return "kvtune::ClosureNode"; }
 };
 
-std::vector<at::Tensor> gathered(at::Tensor** tensors, size_t count) {
-  std::vector<at::Tensor> list;
+Tensors gathered(at::Tensor** tensors, size_t count) {
+  Tensors list;
   list.reserve(count);
   for (size_t i = 0; i < count; ++i) list.push_back(tensors[i] ? *tensors[i] : at::Tensor());
   return list;
@@ -76,7 +77,7 @@ const char* kvtune_last_error() { return kvtune::last_error.c_str(); }
 int kvtune_attach_node(at::Tensor** inputs, size_t num_inputs, at::Tensor** outputs, size_t num_outputs, Callback callback, Drop drop,
                        void* user) {
   std::shared_ptr<ClosureNode> node;
-  int rc = guarded([&] { node = std::shared_ptr<ClosureNode>(new ClosureNode(callback, drop, nullptr, num_inputs), torch::autograd::deleteNode); });
+  int rc = guarded([&] { node = std::shared_ptr<ClosureNode>(new ClosureNode(callback, drop), torch::autograd::deleteNode); });
   if (rc != 0) {
     drop(user);
     return rc;
@@ -99,19 +100,14 @@ int kvtune_backward(at::Tensor** roots, at::Tensor** grads, size_t count) {
 
 // The `.grad` of a leaf, which has none from then on; null where it had none.
 int kvtune_take_gradient(at::Tensor* leaf, at::Tensor** result) {
-  return guarded([&] {
-    at::Tensor& grad = leaf->mutable_grad();
-    *result = grad.defined() ? new at::Tensor(std::move(grad)) : nullptr;
-    grad = at::Tensor();
-  });
+  return giving(result, [&] { return Tensors{std::exchange(leaf->mutable_grad(), at::Tensor())}; });
 }
 
 // `results[i]` receives a new tensor, or null where the roots do not depend on `inputs[i]`.
 int kvtune_grad(at::Tensor** roots, at::Tensor** grads, size_t count, at::Tensor** inputs, at::Tensor** results, size_t num_inputs) {
-  return guarded([&] {
-    auto list = torch::autograd::grad(gathered(roots, count), gathered(inputs, num_inputs), gathered(grads, count),
-                                      /*retain_graph=*/std::nullopt, /*create_graph=*/false, /*allow_unused=*/true);
-    for (size_t i = 0; i < num_inputs; ++i) results[i] = list[i].defined() ? new at::Tensor(list[i]) : nullptr;
+  return giving(results, [&] {
+    return torch::autograd::grad(gathered(roots, count), gathered(inputs, num_inputs), gathered(grads, count),
+                                 /*retain_graph=*/std::nullopt, /*create_graph=*/false, /*allow_unused=*/true);
   });
 }
 

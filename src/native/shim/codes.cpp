@@ -75,15 +75,14 @@ template <int BITS> INLINE void unpack_part(const Row& row, const Layout& layout
   }
 }
 
-#define PART(BITS)                                                                                                                          \
+// Values of the table and bits of a code, for every width that there is.
+#define EACH_WIDTH(CODES) CODES(2, 1) CODES(4, 2) CODES(8, 3) CODES(16, 4) CODES(256, 8)
+
+#define PART(VALUES, BITS)                                                                                                                  \
   VARIANTS void unpack_part_##BITS(const Row& row, const Layout& layout, const float* values, int64_t first, int64_t count, float* to) {      \
     unpack_part<BITS>(row, layout, values, first, count, to);                                                                                \
   }
-PART(1)
-PART(2)
-PART(3)
-PART(4)
-PART(8)
+EACH_WIDTH(PART)
 #undef PART
 
 // The tensors of a packed matrix, checked against each other.
@@ -102,17 +101,11 @@ struct Codes {
     const float* of = table.data_ptr<float>();
     bool is_high_nibble_first = layout->is_high_nibble_first;
     int64_t width = layout->width, rows = codes.size(0), least_bytes = 0;
-#define CASE(NUMBERS, BITS)                                                                                           \
-  case NUMBERS:                                                                                                       \
+#define CASE(VALUES, BITS)                                                                                            \
+  case VALUES:                                                                                                        \
     least_bytes = bytes_of<BITS>(width), values = values_of_bytes<BITS>(of, is_high_nibble_first), part = unpack_part_##BITS; \
-    break
-    switch (table.numel()) {
-      CASE(256, 8);
-      CASE(16, 4);
-      CASE(8, 3);
-      CASE(4, 2);
-      CASE(2, 1);
-    }
+    break;
+    switch (table.numel()) { EACH_WIDTH(CASE) }
 #undef CASE
     bool is_layout = width > 0 && layout->block_rows > 0 && layout->block_columns > 0 && layout->first_row >= 0 && (layout->zero_bits == 4 || layout->zero_bits == 8) && codes.is_cpu() && scales.is_cpu();
     int64_t last_group = columns.defined() ? scales.size(1) - 1 : is_layout ? (width - 1) / layout->block_columns : 0;
@@ -151,7 +144,7 @@ extern "C" {
 
 // parts: codes, table, scales, zeros and columns, of which the last two may be undefined. The result is of the kind of `like`.
 int kvtune_unpack_codes(at::Tensor* const* parts, const Layout* layout, at::Tensor* like, at::Tensor** result) {
-  return guarded([&] {
+  return giving(result, [&] {
     Codes codes(parts, layout);
     int64_t width = layout->width;
     at::Tensor out = at::empty({codes.rows(), width}, like->options());
@@ -162,16 +155,16 @@ int kvtune_unpack_codes(at::Tensor* const* parts, const Layout* layout, at::Tens
         });
       }
     }));
-    *result = new at::Tensor(std::move(out));
+    return Tensors{out};
   });
 }
 
 int kvtune_codes_product(at::Tensor* x, at::Tensor* const* parts, const Layout* layout, at::Tensor** result) {
-  return guarded([&] {
+  return giving(result, [&] {
     Codes codes(parts, layout);
-    *result = new at::Tensor(product_of_rows(*x, codes.rows(), layout->width, [&](int64_t row, float* whole) {
+    return Tensors{product_of_rows(*x, codes.rows(), layout->width, [&](int64_t row, float* whole) {
       codes.by_parts(row, [&](int64_t first, int64_t count, const float* numbers) { convert(numbers, count, whole + first); });
-    }));
+    })};
   });
 }
 

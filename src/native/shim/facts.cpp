@@ -3,26 +3,27 @@
 
 #include <ATen/Version.h>
 #include <ATen/cpu/Utils.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
+#include <torch/version.h>
 
 namespace {
 
-thread_local std::string said;
+// What libtorch tells; null on failure. Valid until this thread's next call.
+const char* told(std::string (*tell)()) {
+  thread_local std::string said;
+  return kvtune::guarded([&] { said = tell(); }) == 0 ? said.c_str() : nullptr;
+}
 
 }  // namespace
 
 extern "C" {
 
-// How the library that is loaded was built, as libtorch tells it; null on failure. Valid until this thread's next call.
-const char* kvtune_libtorch_config() {
-  return kvtune::guarded([] { said = at::show_config(); }) == 0 ? said.c_str() : nullptr;
-}
+const char* kvtune_libtorch_version() { return TORCH_VERSION; }
 
-// The widest vector units that libtorch's own kernels use: AVX512, AVX2, …; null on failure. Valid until this thread's next call.
-const char* kvtune_cpu_capability() {
-  return kvtune::guarded([] { said = at::get_cpu_capability(); }) == 0 ? said.c_str() : nullptr;
-}
+// How the library that is loaded was built.
+const char* kvtune_libtorch_config() { return told(at::show_config); }
+
+// The widest vector units that libtorch's own kernels use: AVX512, AVX2, …
+const char* kvtune_cpu_capability() { return told(at::get_cpu_capability); }
 
 int kvtune_cpu_has(const char* feature) {
   int has = 0;
@@ -32,11 +33,6 @@ int kvtune_cpu_has(const char* feature) {
     has = found != all.end() && found->second.isBool() && found->second.toBool();
   });
   return has;
-}
-
-int kvtune_terminal_width(int descriptor) {
-  winsize size{};
-  return isatty(descriptor) && ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
 }  // extern "C"

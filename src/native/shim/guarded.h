@@ -1,10 +1,12 @@
 // What every call from Rust goes through: no C++ exception leaves the shim. What a call does, and of which shapes its tensors are, stands at the
 // Rust function that makes it, in native/ and native/cuda/.
 #pragma once
+#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <exception>
 #include <string>
+#include <vector>
 
 namespace kvtune {
 
@@ -23,6 +25,15 @@ template <class F> int guarded(F&& body) noexcept {
     last_error = "unknown C++ exception";
   }
   return 1;
+}
+
+using Tensors = std::vector<at::Tensor>;
+
+// Calls `body`, and hands its tensors to Rust, in order; what is undefined becomes null.
+template <class F> int giving(at::Tensor** results, F&& body) noexcept {
+  return guarded([&] {
+    for (at::Tensor& made : body()) *results++ = made.defined() ? new at::Tensor(std::move(made)) : nullptr;
+  });
 }
 
 }  // namespace kvtune

@@ -1,4 +1,6 @@
 // Counts what libtorch's allocators hand out to one thread and take back from it.
+#include "guarded.h"
+
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -17,23 +19,16 @@ const char* malloc_conf = "dirty_decay_ms:-1,lg_extent_max_active_fit:40";
 
 namespace {
 
-struct Count {
-  int64_t live = 0;
-  int64_t peak = 0;
-  // Of a caching allocator: what it holds for tensors that are and that were.
-  int64_t reserved = 0;
-};
-
+// Of the host alone: allocators of devices have statistics of their own.
 struct Meter : c10::MemoryReportingInfoBase {
   mutable std::mutex mutex;
-  Count host, device;
+  int64_t live = 0, peak = 0;
 
-  void reportMemoryUsage(void*, int64_t size, size_t, size_t reserved, c10::Device where) override {
+  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device where) override {
+    if (!where.is_cpu()) return;
     std::lock_guard<std::mutex> lock(mutex);
-    Count& count = where.is_cpu() ? host : device;
-    count.live += size;
-    count.peak = std::max(count.peak, count.live);
-    count.reserved = std::max(count.reserved, static_cast<int64_t>(reserved));
+    live += size;
+    peak = std::max(peak, live);
   }
 
   bool memoryProfilingEnabled() const override { return true; }
@@ -46,41 +41,31 @@ constexpr auto kind = c10::DebugInfoKind::PROFILER_STATE;
 
 extern "C" {
 
-void* kvtune_meter_start() {
-  try {
+int kvtune_meter_start(Shared** out) {
+  return kvtune::guarded([&] {
     auto meter = std::make_shared<Meter>();
     c10::ThreadLocalDebugInfo::_push(kind, meter);
-    return new Shared(meter);
-  } catch (...) {
-    return nullptr;
-  }
+    *out = new Shared(meter);
+  });
 }
 
-// live, peak, reserved of the host, then of the device.
-void kvtune_meter_read(const void* handle, int64_t* out) {
-  const Meter& meter = **static_cast<const Shared*>(handle);
+void kvtune_meter_read(const Shared* handle, int64_t* out) {
+  const Meter& meter = **handle;
   std::lock_guard<std::mutex> lock(meter.mutex);
-  for (const Count* count : {&meter.host, &meter.device}) {
-    *out++ = count->live;
-    *out++ = count->peak;
-    *out++ = count->reserved;
-  }
+  out[0] = meter.live;
+  out[1] = meter.peak;
 }
 
-void kvtune_meter_reset_peak(const void* handle) {
-  Meter& meter = **static_cast<const Shared*>(handle);
+void kvtune_meter_reset_peak(const Shared* handle) {
+  Meter& meter = **handle;
   std::lock_guard<std::mutex> lock(meter.mutex);
-  for (Count* count : {&meter.host, &meter.device}) count->peak = count->live;
+  meter.peak = meter.live;
 }
 
-void kvtune_meter_stop(void* handle) {
-  auto* meter = static_cast<Shared*>(handle);
-  try {
-    c10::ThreadLocalDebugInfo::_pop(kind);
-  } catch (...) {
-    // Another profiler was begun in between and not ended: it stands in front of this one, which then goes on for nobody.
-  }
-  delete meter;
+void kvtune_meter_stop(Shared* handle) {
+  // It fails where another profiler was begun in between and not ended: that stands in front of this one, which then goes on for nobody.
+  kvtune::guarded([] { c10::ThreadLocalDebugInfo::_pop(kind); });
+  delete handle;
 }
 
 // Of all arenas: MALLCTL_ARENAS_ALL is 4096.

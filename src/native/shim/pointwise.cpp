@@ -161,7 +161,7 @@ using namespace kvtune;
 extern "C" {
 
 int kvtune_rms_norm(at::Tensor* x, at::Tensor* weight, double eps, at::Tensor** results) {
-  return guarded([&] {
+  return giving(results, [&] {
     const Rows rows = check_rows(*x, *weight);
     at::Tensor from = x->contiguous(), factors = weight->contiguous(), out = like(from);
     std::vector<int64_t> size = x->sizes().vec();
@@ -172,20 +172,19 @@ int kvtune_rms_norm(at::Tensor* x, at::Tensor* weight, double eps, at::Tensor** 
       norm_rows(data<S>(from) + at, data<S>(factors), data<S>(out) + at, data<Wide<S>>(rstd) + begin, end - begin, rows.width,
                 static_cast<Wide<S>>(eps));
     }));
-    results[0] = new at::Tensor(std::move(out));
-    results[1] = new at::Tensor(std::move(rstd));
+    return Tensors{out, rstd};
   });
 }
 
-int kvtune_rms_norm_backward(at::Tensor* dout, at::Tensor* x, at::Tensor* weight, at::Tensor* rstd, int needs_x, int needs_weight,
-                             at::Tensor** results) {
-  return guarded([&] {
+int kvtune_rms_norm_backward(at::Tensor* dout, at::Tensor* x, at::Tensor* weight, at::Tensor* rstd, const bool* needs, at::Tensor** results) {
+  return giving(results, [&] {
+    bool needs_x = needs[0], needs_weight = needs[1];
     const Rows rows = check_rows(*x, *weight);
     int64_t blocks = at::ceil_div(rows.count, ROWS_OF_BLOCK);
     check_alike(*x, *dout);
     bool fits = rstd->numel() == rows.count && rstd->dtype() == wide_options(*x).dtype();
     TORCH_CHECK(fits, "roots of size ", rstd->sizes(), " do not fit rows of size ", x->sizes());
-    at::Tensor d = dout->contiguous(), from = x->contiguous(), factors = weight->contiguous(), roots = rstd->contiguous(), dx, parts;
+    at::Tensor d = dout->contiguous(), from = x->contiguous(), factors = weight->contiguous(), roots = rstd->contiguous(), dx, dweight, parts;
     if (needs_x) dx = like(from);
     if (needs_weight) parts = at::zeros({std::max<int64_t>(1, blocks), rows.width}, wide_options(from));
     BY_KIND(from, {
@@ -198,32 +197,31 @@ int kvtune_rms_norm_backward(at::Tensor* dout, at::Tensor* x, at::Tensor* weight
         }
       });
       if (needs_weight) {
-        at::Tensor dweight = like(factors);
+        dweight = like(factors);
         Wide<S>* sums = data<Wide<S>>(parts);
         for (int64_t block = 1; block < blocks; ++block) {
           for (int64_t i = 0; i < rows.width; ++i) sums[i] += sums[block * rows.width + i];
         }
         for (int64_t i = 0; i < rows.width; ++i) data<S>(dweight)[i] = Rounded<S>::of(sums[i]);
-        results[1] = new at::Tensor(std::move(dweight));
       }
     });
-    if (needs_x) results[0] = new at::Tensor(std::move(dx));
+    return Tensors{dx, dweight};
   });
 }
 
 int kvtune_swiglu(at::Tensor* gate, at::Tensor* up, at::Tensor** result) {
-  return guarded([&] {
+  return giving(result, [&] {
     check_alike(*gate, *up);
     at::Tensor g = gate->contiguous(), u = up->contiguous(), out = like(g);
     BY_KIND(g, share_out_ranges(g.numel(), grain(1), [&](int64_t begin, int64_t end) {
       gate_range(data<S>(g) + begin, data<S>(u) + begin, data<S>(out) + begin, end - begin);
     }));
-    *result = new at::Tensor(std::move(out));
+    return Tensors{out};
   });
 }
 
 int kvtune_swiglu_backward(at::Tensor* dout, at::Tensor* gate, at::Tensor* up, at::Tensor** results) {
-  return guarded([&] {
+  return giving(results, [&] {
     check_alike(*gate, *up);
     check_alike(*gate, *dout);
     at::Tensor d = dout->contiguous(), g = gate->contiguous(), u = up->contiguous(), dgate = like(g), dup = like(g);
@@ -231,13 +229,12 @@ int kvtune_swiglu_backward(at::Tensor* dout, at::Tensor* gate, at::Tensor* up, a
       gate_range_back(data<S>(d) + begin, data<S>(g) + begin, data<S>(u) + begin, data<S>(dgate) + begin, data<S>(dup) + begin,
                       end - begin);
     }));
-    results[0] = new at::Tensor(std::move(dgate));
-    results[1] = new at::Tensor(std::move(dup));
+    return Tensors{dgate, dup};
   });
 }
 
 int kvtune_rotate(at::Tensor* x, at::Tensor* cos, at::Tensor* sin, int back, at::Tensor** result) {
-  return guarded([&] {
+  return giving(result, [&] {
     bool has_pairs = x->dim() == 4 && x->size(3) % 2 == 0;
     TORCH_CHECK(has_pairs, "a rotation is of tensors of rows, heads, tokens and an even number of channels, not of size ", x->sizes());
     int64_t batch = x->size(0), heads = x->size(1), tokens = x->size(2), width = x->size(3), half = width / 2;
@@ -259,7 +256,7 @@ int kvtune_rotate(at::Tensor* x, at::Tensor* cos, at::Tensor* sin, int back, at:
         at += count;
       }
     }));
-    *result = new at::Tensor(std::move(out));
+    return Tensors{out};
   });
 }
 

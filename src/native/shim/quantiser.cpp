@@ -241,7 +241,7 @@ using namespace kvtune;
 extern "C" {
 
 int kvtune_quantise(at::Tensor* x, int64_t bits, at::Tensor** results) {
-  return guarded([&] {
+  return giving(results, [&] {
     int64_t width = x->dim() > 0 ? x->size(-1) : 0;
     Form form{bits, width};
     check_form(*x, width, form);
@@ -253,13 +253,12 @@ int kvtune_quantise(at::Tensor* x, int64_t bits, at::Tensor** results) {
     BY_KIND(from, by_vectors(from.numel() / width, form, [&](int64_t begin, int64_t end, uint16_t* room) {
       quantise_rows(data<S>(from) + begin * width, form, end - begin, levels + begin * bytes, ranges + 2 * begin, room);
     }));
-    results[0] = new at::Tensor(std::move(level));
-    results[1] = new at::Tensor(std::move(range));
+    return Tensors{level, range};
   });
 }
 
 int kvtune_restore(at::Tensor* level, at::Tensor* range, at::Tensor* like, int64_t bits, int64_t width, at::Tensor** result) {
-  return guarded([&] {
+  return giving(result, [&] {
     Form form{bits, width};
     check_form(*level, form.bytes(), form);
     bool fits = range->is_cpu() && range->scalar_type() == at::kShort && level->scalar_type() == at::kByte && range->sizes() == at::IntArrayRef(with_last(level->sizes(), 2));
@@ -281,7 +280,7 @@ int kvtune_restore(at::Tensor* level, at::Tensor* range, at::Tensor* like, int64
         }
       }));
     }
-    *result = new at::Tensor(std::move(out));
+    return Tensors{out};
   });
 }
 

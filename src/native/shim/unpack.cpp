@@ -134,15 +134,17 @@ struct Q6_K {
   }
 };
 
+// 32 numbers of a table, those of the low halves of bytes first.
+INLINE void looked_up(const float* table, float d, const uint8_t* q, float* to) {
+  for (int i = 0; i < 16; ++i) {
+    to[i] = d * table[q[i] & 15];
+    to[i + 16] = d * table[q[i] >> 4];
+  }
+}
+
 struct IQ4_NL {
   static constexpr int64_t NUMBERS = 32, BYTES = 18;
-  INLINE void block(const uint8_t* from, float* to) {
-    float d = half_at(from);
-    for (int i = 0; i < 16; ++i) {
-      to[i] = d * NONLINEAR[from[2 + i] & 15];
-      to[i + 16] = d * NONLINEAR[from[2 + i] >> 4];
-    }
-  }
+  INLINE void block(const uint8_t* from, float* to) { looked_up(NONLINEAR, half_at(from), from + 2, to); }
 };
 
 struct IQ4_XS {
@@ -152,12 +154,7 @@ struct IQ4_XS {
     int high = from[2] | from[3] << 8;
     for (int part = 0; part < 8; ++part) {
       int scale = (from[4 + part / 2] >> 4 * (part % 2) & 15) | (high >> 2 * part & 3) << 4;
-      float of_part = d * static_cast<float>(scale - 32);
-      const uint8_t* q = from + 8 + 16 * part;
-      for (int i = 0; i < 16; ++i) {
-        to[32 * part + i] = of_part * NONLINEAR[q[i] & 15];
-        to[32 * part + i + 16] = of_part * NONLINEAR[q[i] >> 4];
-      }
+      looked_up(NONLINEAR, d * static_cast<float>(scale - 32), from + 8 + 16 * part, to + 32 * part);
     }
   }
 };
@@ -167,10 +164,7 @@ struct MXFP4 {
   INLINE void block(const uint8_t* from, float* to) {
     // 2^(e − 128), which is subnormal for the two smallest.
     float d = as<float>(from[0] < 2 ? 0x00200000u << from[0] : static_cast<uint32_t>(from[0] - 1) << 23);
-    for (int i = 0; i < 16; ++i) {
-      to[i] = d * E2M1[from[1 + i] & 15];
-      to[i + 16] = d * E2M1[from[1 + i] >> 4];
-    }
+    looked_up(E2M1, d, from + 1, to);
   }
 };
 
@@ -180,46 +174,34 @@ template <class B> INLINE void unpacked(const uint8_t* from, int64_t blocks, flo
 
 struct Form {
   int64_t numbers, bytes;
-  // Where scale and minimum lie in a block, if they are f16.
   int halves[2];
   void (*unpack)(const uint8_t* from, int64_t blocks, float* to);
 };
 
-#define FORM(B) \
-  VARIANTS void unpack_##B(const uint8_t* from, int64_t blocks, float* to) { unpacked<B>(from, blocks, to); }
-FORM(Q4_0)
-FORM(Q4_1)
-FORM(Q5_0)
-FORM(Q5_1)
-FORM(Q8_0)
-FORM(Q2_K)
-FORM(Q3_K)
-FORM(Q4_K)
-FORM(Q5_K)
-FORM(Q6_K)
-FORM(IQ4_NL)
-FORM(IQ4_XS)
-FORM(MXFP4)
-#undef FORM
+// ggml's number of each, and where scale and minimum lie in a block, if they are f16.
+#define EACH_FORM(FORM) \
+  FORM(2, Q4_0, 0, -1)  \
+  FORM(3, Q4_1, 0, 2)   \
+  FORM(6, Q5_0, 0, -1)  \
+  FORM(7, Q5_1, 0, 2)   \
+  FORM(8, Q8_0, 0, -1)  \
+  FORM(10, Q2_K, 80, 82) \
+  FORM(11, Q3_K, 108, -1) \
+  FORM(12, Q4_K, 0, 2)  \
+  FORM(13, Q5_K, 0, 2)  \
+  FORM(14, Q6_K, 208, -1) \
+  FORM(20, IQ4_NL, 0, -1) \
+  FORM(23, IQ4_XS, 0, -1) \
+  FORM(39, MXFP4, -1, -1)
 
-// By ggml's numbers.
+#define UNPACK(id, B, ...) \
+  VARIANTS void unpack_##B(const uint8_t* from, int64_t blocks, float* to) { unpacked<B>(from, blocks, to); }
+EACH_FORM(UNPACK)
+#undef UNPACK
+
 Form form_of(int64_t id) {
 #define CASE(number, B, ...) case number: return {B::NUMBERS, B::BYTES, {__VA_ARGS__}, unpack_##B};
-  switch (id) {
-    CASE(2, Q4_0, 0, -1)
-    CASE(3, Q4_1, 0, 2)
-    CASE(6, Q5_0, 0, -1)
-    CASE(7, Q5_1, 0, 2)
-    CASE(8, Q8_0, 0, -1)
-    CASE(10, Q2_K, 80, 82)
-    CASE(11, Q3_K, 108, -1)
-    CASE(12, Q4_K, 0, 2)
-    CASE(13, Q5_K, 0, 2)
-    CASE(14, Q6_K, 208, -1)
-    CASE(20, IQ4_NL, 0, -1)
-    CASE(23, IQ4_XS, 0, -1)
-    CASE(39, MXFP4, -1, -1)
-  }
+  switch (id) { EACH_FORM(CASE) }
 #undef CASE
   TORCH_CHECK(false, "no packed weights have the number ", id);
 }
@@ -261,7 +243,7 @@ int kvtune_first_bad_block(at::Tensor* packed, int64_t id, int64_t* result) {
 }
 
 int kvtune_unpack(at::Tensor* packed, int64_t id, at::Tensor* like, at::Tensor** result) {
-  return guarded([&] {
+  return giving(result, [&] {
     Form form = form_of(id);
     bool fits = packed->is_cpu() && packed->scalar_type() == at::kByte && packed->dim() > 0 && packed->size(-1) % form.bytes == 0;
     TORCH_CHECK(fits, "a tensor of size ", packed->sizes(), " holds no blocks of ", form.bytes, " bytes");
@@ -273,19 +255,19 @@ int kvtune_unpack(at::Tensor* packed, int64_t id, at::Tensor* like, at::Tensor**
     BY_KIND(out, share_out_ranges(out.numel() / form.numbers, grain(form.numbers), [&](int64_t begin, int64_t end) {
       unpack_blocks(form, first + begin * form.bytes, end - begin, data<S>(out) + begin * form.numbers);
     }));
-    *result = new at::Tensor(std::move(out));
+    return Tensors{out};
   });
 }
 
 int kvtune_packed_product(at::Tensor* x, at::Tensor* packed, int64_t id, at::Tensor** result) {
-  return guarded([&] {
+  return giving(result, [&] {
     Form form = form_of(id);
     bool fits = packed->is_cpu() && packed->scalar_type() == at::kByte && packed->dim() == 2 && packed->size(1) % form.bytes == 0;
     int64_t blocks = fits ? packed->size(1) / form.bytes : 0;
     at::Tensor from = packed->contiguous();
-    *result = new at::Tensor(product_of_rows(*x, from.size(0), blocks * form.numbers, [&](int64_t row, float* numbers) {
+    return Tensors{product_of_rows(*x, from.size(0), blocks * form.numbers, [&](int64_t row, float* numbers) {
       form.unpack(from.data_ptr<uint8_t>() + row * from.size(1), blocks, numbers);
-    }));
+    })};
   });
 }
 

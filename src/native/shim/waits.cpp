@@ -1,6 +1,7 @@
-// Counts the operations that make the host wait for a device, by a callback of libtorch's before each operation, and by CUDA's own
-// warnings where they can be had.
+// Notes what makes the host wait for a device, by a callback of libtorch's before each operation, and by CUDA's own warnings where they can
+// be had.
 #include "waits.h"
+#include "guarded.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
@@ -8,31 +9,27 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <dlfcn.h>
 
-#include <array>
-#include <atomic>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 namespace {
 
-using kvtune::Wait;
-constexpr size_t kinds = static_cast<size_t>(Wait::count);
 // A place that libtorch leaves to tests; it follows a backward to the thread that runs it.
 constexpr auto place = c10::DebugInfoKind::TEST_INFO;
 
-struct Counts : c10::DebugInfoBase {
-  std::array<std::atomic<int64_t>, kinds> counts{};
+struct Notes : c10::DebugInfoBase {
+  std::mutex mutex;
+  std::vector<const char*> all;
 };
-
-Counts* counting() { return static_cast<Counts*>(c10::ThreadLocalDebugInfo::get(place)); }
 
 // Operations that bring numbers to the host, whatever the device: their results, or the sizes of them, are known only there.
 const struct {
-  const char* name;
-  Wait wait;
+  const char *name, *what;
 } operations[] = {
-    {"aten::_local_scalar_dense", Wait::number}, {"aten::nonzero", Wait::places},    {"aten::masked_select", Wait::places},
-    {"aten::_unique2", Wait::places},            {"aten::unique_dim", Wait::places}, {"aten::equal", Wait::comparison},
+    {"aten::_local_scalar_dense", "number read"}, {"aten::nonzero", "places looked for"},    {"aten::masked_select", "places looked for"},
+    {"aten::_unique2", "places looked for"},      {"aten::unique_dim", "places looked for"}, {"aten::equal", "tensors compared"},
 };
 
 // Between the host and a device: whether it waits by order, or because the host's memory is not pinned.
@@ -42,9 +39,9 @@ void note_copy(c10::ArrayRef<const c10::IValue> inputs) {
   if (!to.defined() || !from.defined() || to.device() == from.device()) return;
   const at::Tensor& host = to.device().is_cpu() ? to : from;
   if (!inputs[2].toBool()) {
-    kvtune::note_wait(Wait::blocking_copy);
+    kvtune::note_wait("blocking copy");
   } else if (host.device().is_cpu() && !host.is_pinned()) {
-    kvtune::note_wait(Wait::pageable_copy);
+    kvtune::note_wait("copy of pageable memory");
   }
 }
 
@@ -52,11 +49,11 @@ std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& function) 
   const char* name = function.name();
   if (std::strcmp(name, "aten::copy_") == 0) note_copy(function.inputs());
   for (const auto& operation : operations)
-    if (std::strcmp(name, operation.name) == 0) kvtune::note_wait(operation.wait);
+    if (std::strcmp(name, operation.name) == 0) kvtune::note_wait(operation.what);
   return nullptr;
 }
 
-// Counts CUDA's warnings about operations that wait, and passes others on.
+// Notes CUDA's warnings about operations that wait, and passes others on.
 struct Listener : c10::WarningHandler {
   c10::WarningHandler* other;
 
@@ -64,15 +61,15 @@ struct Listener : c10::WarningHandler {
 
   void process(const c10::Warning& warning) override {
     if (warning.msg().find("synchronizing CUDA operation") == std::string::npos) return other->process(warning);
-    kvtune::note_wait(Wait::cuda);
+    kvtune::note_wait("wait by CUDA's own count");
   }
 };
 
 // The mode in which CUDA's half of libtorch warns of them; null where it is not loaded.
 int* mode_of_cuda() { return static_cast<int*>(dlsym(RTLD_DEFAULT, "_ZZN3c104cuda13warning_stateEvE14warning_state_")); }
 
-struct Counter {
-  std::shared_ptr<Counts> counts = std::make_shared<Counts>();
+struct Watch {
+  std::shared_ptr<Notes> notes = std::make_shared<Notes>();
   at::CallbackHandle callback = 0;
   Listener listener{c10::WarningUtils::get_warning_handler()};
   int mode_before = 0;
@@ -80,43 +77,42 @@ struct Counter {
 
 }  // namespace
 
-void kvtune::note_wait(Wait wait) {
-  if (Counts* counts = counting()) counts->counts[static_cast<size_t>(wait)].fetch_add(1, std::memory_order_relaxed);
+void kvtune::note_wait(const char* what) {
+  auto* notes = static_cast<Notes*>(c10::ThreadLocalDebugInfo::get(place));
+  if (notes == nullptr) return;
+  std::lock_guard<std::mutex> lock(notes->mutex);
+  notes->all.push_back(what);
 }
 
 extern "C" {
 
-void* kvtune_waits_start() {
-  try {
-    auto counter = std::make_unique<Counter>();
-    c10::ThreadLocalDebugInfo::_push(place, counter->counts);
-    counter->callback = at::addThreadLocalCallback(at::RecordFunctionCallback(before).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
-    c10::WarningUtils::set_warning_handler(&counter->listener);
+int kvtune_waits_start(Watch** out) {
+  return kvtune::guarded([&] {
+    auto watch = std::make_unique<Watch>();
+    c10::ThreadLocalDebugInfo::_push(place, watch->notes);
+    watch->callback = at::addThreadLocalCallback(at::RecordFunctionCallback(before).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+    c10::WarningUtils::set_warning_handler(&watch->listener);
     if (int* mode = mode_of_cuda()) {
-      counter->mode_before = *mode;
+      watch->mode_before = *mode;
       *mode = 1;
     }
-    return counter.release();
-  } catch (...) {
-    return nullptr;
-  }
+    *out = watch.release();
+  });
 }
 
-// By the order of `Wait`.
-void kvtune_waits_read(const void* handle, int64_t* out) {
-  for (const auto& count : static_cast<const Counter*>(handle)->counts->counts) *out++ = count.load(std::memory_order_relaxed);
+// Null behind the last.
+const char* kvtune_waits_read(const Watch* watch, size_t index) {
+  std::lock_guard<std::mutex> lock(watch->notes->mutex);
+  return index < watch->notes->all.size() ? watch->notes->all[index] : nullptr;
 }
 
-void kvtune_waits_stop(void* handle) {
-  std::unique_ptr<Counter> counter(static_cast<Counter*>(handle));
-  if (int* mode = mode_of_cuda()) *mode = counter->mode_before;
-  c10::WarningUtils::set_warning_handler(counter->listener.other);
-  at::removeCallback(counter->callback);
-  try {
-    c10::ThreadLocalDebugInfo::_pop(place);
-  } catch (...) {
-    // Another count was begun in between and not ended: it stands in front of this one, which goes on for nobody.
-  }
+void kvtune_waits_stop(Watch* handle) {
+  std::unique_ptr<Watch> watch(handle);
+  if (int* mode = mode_of_cuda()) *mode = watch->mode_before;
+  c10::WarningUtils::set_warning_handler(watch->listener.other);
+  at::removeCallback(watch->callback);
+  // It fails where other notes were begun in between and not ended: those stand in front of these, which go on for nobody.
+  kvtune::guarded([] { c10::ThreadLocalDebugInfo::_pop(place); });
 }
 
 }  // extern "C"

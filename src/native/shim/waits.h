@@ -1,12 +1,9 @@
-// What makes the host wait for a device, counted while somebody counts.
+// What makes the host wait for a device, noted while somebody takes notes.
 #pragma once
-#include <cstddef>
 
 namespace kvtune {
 
-enum class Wait : size_t { number, places, comparison, blocking_copy, pageable_copy, event, cuda, count };
-
-// One more, where this thread, or the one whose backward it runs, is counting.
-void note_wait(Wait wait);
+// A literal, where this thread, or the one whose backward it runs, takes notes.
+void note_wait(const char* what);
 
 }  // namespace kvtune

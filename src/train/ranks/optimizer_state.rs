@@ -102,8 +102,7 @@ struct GatheredState<'a> {
 impl GatheredState<'_> {
     /// Which tensor the first rank asks for, on all ranks; none when it has all.
     fn asked(&self, index: Option<usize>) -> Result<Option<usize>, Fault> {
-        let asked = self.world.broadcast(index.map_or_else(Vec::new, |index| index.to_le_bytes().to_vec()), 0)?;
-        Ok(asked.try_into().ok().map(usize::from_le_bytes))
+        self.world.of_first("bringing the optimiser's state", || Ok(index))
     }
 
     fn bring(&self, index: usize) -> Result<Tensor, Fault> {

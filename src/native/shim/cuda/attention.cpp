@@ -16,6 +16,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -24,9 +25,10 @@
 namespace {
 
 using at::Tensor;
-using kvtune::guarded;
+using kvtune::giving;
+using kvtune::Tensors;
 
-// As in `TorchKernelMask` of native/cuda/attention.rs.
+// As in `TorchKernelMask` of native/cuda/attention.rs, and as the memory-efficient kernel numbers them.
 enum Mask { ALL = 0, CAUSAL = 1, CAUSAL_FROM_END = 2 };
 
 // Queries (B, H, n, D), keys and values (B, G, P, D), of one kind and place.
@@ -53,8 +55,6 @@ Tensor turned(const Tensor& x) { return x.transpose(1, 2); }
 
 // The last dimension in one piece; other strides may be anything.
 Tensor dense(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
-
-bool is_deterministic() { return at::globalContext().deterministicAlgorithms(); }
 
 namespace flash {
 
@@ -85,12 +85,9 @@ Tensor for_each_head(const Part& p, const Tensor& x) {
   return turned(dense(p.per_group() == 1 ? x : x.repeat_interleave(p.per_group(), 1)));
 }
 
-// 0 none, 1 causal from the first key, 2 from the last.
-int64_t mask(const Part& p) { return static_cast<int64_t>(p.sight); }
-
 std::tuple<Tensor, Tensor> forward(const Part& p) {
   auto made = at::_efficient_attention_forward(turned(dense(p.q)), for_each_head(p, p.k), for_each_head(p, p.v), std::nullopt, std::nullopt,
-                                               std::nullopt, std::nullopt, std::nullopt, 0.0, mask(p), true, p.scale);
+                                               std::nullopt, std::nullopt, std::nullopt, 0.0, p.sight, true, p.scale);
   return {turned(std::get<0>(made)), std::get<1>(made).narrow(2, 0, p.tokens())};
 }
 
@@ -100,10 +97,10 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Part& p, const Tensor& dout, c
   whole.narrow(2, 0, p.tokens()).copy_(lse);
   whole.narrow(2, p.tokens(), padded - p.tokens()).fill_(std::numeric_limits<float>::infinity());
   Tensor state = at::empty({}, p.q.options().dtype(at::kLong));
-  auto splits = is_deterministic() ? std::optional<int64_t>(1) : std::nullopt;
+  auto splits = at::globalContext().deterministicAlgorithms() ? std::optional<int64_t>(1) : std::nullopt;
   auto made = at::_efficient_attention_backward(turned(dout).contiguous(), turned(dense(p.q)), for_each_head(p, p.k), for_each_head(p, p.v),
                                                 std::nullopt, turned(out).contiguous(), std::nullopt, std::nullopt, p.tokens(), p.keys(), whole, 0.0,
-                                                state, state, mask(p), false, p.scale, splits);
+                                                state, state, p.sight, false, p.scale, splits);
   auto of_group = [&](const Tensor& grad) {
     Tensor heads = turned(grad);
     return p.per_group() == 1 ? heads : heads.reshape({p.k.size(0), p.k.size(1), p.per_group(), p.keys(), p.k.size(3)}).sum(2);
@@ -173,20 +170,17 @@ constexpr struct {
 extern "C" {
 
 int kvtune_vendor_attend(int kernel, Tensor* q, Tensor* k, Tensor* v, int sight, double scale, Tensor** results) {
-  return guarded([&] {
+  return giving(results, [&] {
     auto [out, lse] = KERNELS[kernel].forward(checked(*q, *k, *v, sight, scale));
-    results[0] = new Tensor(std::move(out));
-    results[1] = new Tensor(std::move(lse));
+    return Tensors{out, lse};
   });
 }
 
-int kvtune_vendor_attend_backward(int kernel, Tensor* dout, Tensor* q, Tensor* k, Tensor* v, Tensor* out, Tensor* lse, int sight, double scale,
-                                  Tensor** results) {
-  return guarded([&] {
+int kvtune_vendor_attend_backward(int kernel, const std::array<Tensor*, 6>* inputs, int sight, double scale, Tensor** results) {
+  return giving(results, [&] {
+    auto [dout, q, k, v, out, lse] = *inputs;
     auto [dq, dk, dv] = KERNELS[kernel].backward(checked(*q, *k, *v, sight, scale), *dout, *out, *lse);
-    results[0] = new Tensor(std::move(dq));
-    results[1] = new Tensor(std::move(dk));
-    results[2] = new Tensor(std::move(dv));
+    return Tensors{dq, dk, dv};
   });
 }
 
