@@ -94,14 +94,12 @@ fn share_out(keys: &[i64], groups: usize, filled: usize, cache_length: usize, fl
     shares
 }
 
-/// The budgets that are in force for a layer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BudgetState {
     pub(super) index: usize,
     pub(super) slots: usize,
     shares: Vec<Vec<usize>>,
-    /// Entries by sequence and head.
     held: Vec<Vec<usize>>,
     pub(super) filled_before: usize,
     /// The positions `(B, G, filled)` of the slots that were filled before. They are not written: a saved cache has them as a tensor.
@@ -147,10 +145,7 @@ impl BudgetState {
     }
 }
 
-/// Puts the empty slots which a chunk takes before everything else, and those which it does not behind it.
-///
-/// # Shapes
-/// `key_bgc`, `position_bgc (B, G, filled)`, `empty_first (B, G, 1)`.
+/// Puts the empty slots which a chunk takes, `empty_first (B, G, 1)` of them, before everything else, and the other empty ones behind it.
 pub(super) fn order_empty(key_bgc: &Tensor, position_bgc: &Tensor, empty_first: &Tensor) -> Tensor {
     let is_empty = position_bgc.lt(0);
     let number = is_empty.cumsum(2, Kind::Int64);

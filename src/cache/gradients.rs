@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 
 use super::buffer::slots_of;
 use super::moves::move_back;
-use super::{CacheShape, Undo};
+use super::{LayerCache, Undo};
 use crate::ops::attention::KvBlock;
 use crate::store::bytes_of;
 use crate::units::Bytes;
@@ -13,13 +13,20 @@ use crate::units::Bytes;
 #[derive(Debug)]
 pub struct CacheGrads(KvBlock);
 
-impl CacheGrads {
-    pub fn zeros(shape: &CacheShape, slots: i64, kind: Kind) -> Self {
-        let zeros = |width: i64| Tensor::zeros([shape.batch, shape.groups, slots, width], (kind, shape.device));
-        let widths = [shape.head_dim; 2].into_iter().chain(shape.further_widths());
-        Self(KvBlock::of_planes(widths.map(zeros)))
+impl LayerCache {
+    /// The gradient of a cache of this size, in which nothing has been added up.
+    pub fn zero_gradients(&self, kind: Kind) -> CacheGrads {
+        let widths = [self.shape.head_dim; 2].into_iter().chain(self.shape.further_widths());
+        CacheGrads(KvBlock::of_planes(widths.map(|width| self.zeros(width, kind))))
     }
 
+    /// Sums of so many numbers for each entry, in which nothing has been added up: `(B, G, C, width)`.
+    pub fn zeros(&self, width: i64, kind: Kind) -> Tensor {
+        Tensor::zeros([self.shape.batch, self.shape.groups, self.buffer.slots(), width], (kind, self.shape.device))
+    }
+}
+
+impl CacheGrads {
     pub fn bytes(&self) -> Bytes {
         bytes_of(self.0.planes())
     }
@@ -65,9 +72,9 @@ fn unwind_one(total: &Tensor, undo: &Undo) -> Tensor {
     let mut region = slots_of(total, undo.at.batch, undo.at.region(), undo.at.len);
     let own = region.copy();
     #[cfg(test)]
-    let not_zeroed = undo.moves.as_ref().map(|moves| super::moves::take(total, &moves.to));
+    let not_zeroed = undo.overwritten.as_ref().map(|(moves, ..)| super::moves::take(total, &moves.to));
     let _ = region.zero_();
-    let Some(moves) = &undo.moves else { return own };
+    let Some((moves, ..)) = &undo.overwritten else { return own };
     let evicted = moves.retained.as_ref().map(|retained| {
         let kept = own.where_self(&retained.mask_b1n.unsqueeze(-1), &own.zeros_like()).reshape([-1, own.size()[3]]);
         Tensor::zeros([moves.to.size()[0], own.size()[3]], (own.kind(), own.device())).index_add_(0, &retained.saved, &kept)

@@ -8,7 +8,6 @@ mod footprint;
 mod gradients;
 mod layer;
 mod moves;
-mod overwrite;
 pub mod policies;
 mod policy;
 mod ragged;

@@ -16,14 +16,12 @@ pub(super) struct Geometry {
     pub(super) groups: i64,
     /// Slots allocated, the stride between heads.
     pub(super) slots: i64,
-    /// Slots filled before the write.
     pub(super) filled: i64,
     pub(super) top: i64,
     pub(super) len: i64,
 }
 
 impl Geometry {
-    /// First slot of the chunk's region.
     pub(super) fn region(&self) -> i64 {
         self.top - self.len
     }
@@ -41,10 +39,17 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// Moves the region's survivors of a plane into the slots of those that leave.
+    /// Moves the region's survivors of a plane `(B, G, C, …)` into the slots of those that leave.
     pub(super) fn apply(&self, plane: &Tensor) {
         let mut rows = in_rows(plane);
         let _ = rows.index_copy_(0, &self.to, &rows.index_select(0, &self.from));
+    }
+
+    /// Moves as [`Self::apply`] does; returns what it overwrote, `(e, …)`.
+    pub(super) fn overwrite(&self, plane: &Tensor) -> Tensor {
+        let saved = in_rows(plane).index_select(0, &self.to);
+        self.apply(plane);
+        saved
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
@@ -94,7 +99,6 @@ fn shared(at: Geometry, slots: &[i64], device: Device) -> (Tensor, Tensor, Tenso
     (spread(&to), spread(&order), spread(&from))
 }
 
-/// Tells for each slot below `filled` whether it is among `slots`.
 pub(super) fn membership(slots: &[i64], filled: usize) -> Vec<bool> {
     let mut is_member = vec![false; filled];
     for &slot in slots {
@@ -139,24 +143,7 @@ fn keep(at: Geometry, order_bge: &Tensor, retained: &[usize], e: i64) -> Retaine
     Retained { mask_b1n, saved: saved.reshape([-1]) }
 }
 
-/// Applies one write to a plane of a cache: the moves, where some are given, and then the chunk, where there is one, from slot `slot` on in
-/// the first sequences. Returns what the moves overwrote.
-///
-/// # Shapes
-/// `plane (B, G, C, …)`, whose rows the moves count over the first three dimensions, `chunk (b, G, n, …)`; result `(e, …)`.
-pub(super) fn write_plane(plane: &Tensor, moves: Option<&Moves>, chunk: Option<&Tensor>, slot: i64) -> Option<Tensor> {
-    let saved = moves.map(|moves| {
-        let saved = in_rows(plane).index_select(0, &moves.to);
-        moves.apply(plane);
-        saved
-    });
-    if let Some(chunk) = chunk {
-        plane.narrow(0, 0, chunk.size()[0]).narrow(2, slot, chunk.size()[2]).copy_(chunk);
-    }
-    saved
-}
-
-/// The inverse of the moves of [`write_plane`] in one plane, given what it returned; zeros in its place, where there is nothing.
+/// The inverse of [`Moves::overwrite`] in one plane, given what it returned; zeros in its place, where there is nothing.
 pub(super) fn move_back(plane: &Tensor, Moves { to, from, .. }: &Moves, saved: Option<&Tensor>) {
     let mut rows = in_rows(plane);
     let moved = rows.index_select(0, to);
@@ -189,10 +176,7 @@ pub(super) fn take(x: &Tensor, index: &Tensor) -> Tensor {
     x.flatten(0, 2).index_select(0, index)
 }
 
-/// Puts retained entries into the front columns of a chunk's region; elsewhere the chunk's own stay.
-///
-/// # Shapes
-/// `chunk (B, G, n, …)`, `saved (B·G·e, …)`.
+/// Puts retained ones of the entries `saved (B·G·e, …)` into the front columns of a chunk's region `(B, G, n, …)`; elsewhere its own stay.
 pub(super) fn with_retained(chunk: &Tensor, saved: &Tensor, retained: &Retained) -> Tensor {
     let kept = saved.index_select(0, &retained.saved).view(&chunk.size()[..]);
     let mask = if chunk.dim() == 4 { retained.mask_b1n.unsqueeze(-1) } else { retained.mask_b1n.shallow_clone() };

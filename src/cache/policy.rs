@@ -24,7 +24,6 @@ pub struct Entries<'a> {
     pub filled: usize,
     pub cache_length: usize,
     pub num_evicted: usize,
-    /// Length of the prefill span.
     pub prefill: usize,
     /// Position of the next token, which is the number of tokens seen.
     pub next_position: usize,
@@ -159,8 +158,7 @@ pub trait Policy: Debug + Send {
     }
 
     /// What is to be remembered after a chunk has attended, `(B, G, filled)`; `None` leaves what was.
-    fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
-        let _ = seen;
+    fn observe(&self, _seen: &Observed<'_>) -> Option<Tensor> {
         None
     }
 }

@@ -5,7 +5,6 @@ use tch::{Device, Kind};
 use crate::ops::attention::ModelFeature;
 use crate::recipe::BufferKind;
 
-/// The dimensions of a cache for one batch, and how it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheShape {
     pub batch: i64,

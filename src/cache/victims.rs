@@ -8,6 +8,7 @@ use super::{Entries, EvictionOrder, Policy, PolicyTraits};
 use crate::native::cuda::on_device;
 use crate::native::or_panic;
 use crate::store::{Waiting, copies_are_async};
+use crate::units::Bytes;
 
 /// Slots to evict, lowest score first: a sequence that needs fewer takes them from the front. Kept on the host, in integers of the
 /// smallest width that serves.
@@ -22,14 +23,7 @@ pub struct Victims {
 }
 
 impl Victims {
-    pub(super) fn is_by_sequence(&self) -> bool {
-        self.num_heads() == 1
-    }
-
-    /// Packs slots below `cache_length` that the host has chosen or read.
-    ///
-    /// # Shapes
-    /// `(1 or B, 1 or G, e)`, i64, on the host.
+    /// Packs slots below `cache_length` that the host has chosen or read: `(1 or B, 1 or G, e)`, i64.
     pub(super) fn of_host(slot_bge: &Tensor, cache_length: usize) -> Self {
         let packed = Waiting::here(&pack(slot_bge, Self::kind(cache_length)));
         Self { packed, fresh: None, unpacked: None }
@@ -76,16 +70,13 @@ impl Victims {
         self.packed.kind().elt_size_in_bytes()
     }
 
-    pub(super) fn bytes(&self) -> u64 {
-        self.packed.bytes().0
+    pub(super) fn bytes(&self) -> Bytes {
+        self.packed.bytes()
     }
 
     /// The slots on the host, those of each sequence and head together.
     pub(super) fn flat(&self) -> Vec<i64> {
-        let unpacked = self.unpacked();
-        let mut slots = vec![0; unpacked.numel()];
-        unpacked.copy_data(&mut slots, unpacked.numel());
-        slots
+        Vec::try_from(self.unpacked().reshape([-1])).unwrap_or_default()
     }
 
     /// The narrowest integers for slots below `cache_length`: bytes, 16 bits (counted from −32768), or 32.
@@ -166,7 +157,7 @@ pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>) -> Victims {
         let empty_first = budget.empty_first(key.size()[0], entries.num_evicted, key.device());
         key = order_empty(&key, entries.position_bgc, &empty_first);
     }
-    lowest(&key, entries.num_evicted, entries.cache_length)
+    Victims::chosen(key.topk(entries.num_evicted as i64, 2, false, true).1, entries.cache_length)
 }
 
 /// The choice where only positions count and the host knows them all.
@@ -201,10 +192,8 @@ fn lowest_first(ranked: impl Iterator<Item = (i64, i64)>, count: usize) -> Vec<i
     ranked.into_iter().map(|(_, slot)| slot).collect()
 }
 
-/// The order of the entries as integers, lowest first; what may not leave has the largest.
-///
-/// # Shapes
-/// `(B, G, filled)`, or `(B, 1, filled)` where one choice serves all heads of a sequence.
+/// The order of the entries as integers, lowest first; what may not leave has the largest. `(B, G, filled)`, or `(B, 1, filled)` where one
+/// choice serves all heads of a sequence.
 pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder) -> Tensor {
     let heads = if matches!(entries.agreement, Agreement::Nothing) { entries.position_bgc.size()[1] } else { 1 };
     let PolicyTraits { grace, sinks, .. } = policy.traits();
@@ -259,10 +248,6 @@ fn is_protected(position_bgc: &Tensor, protected: &[(usize, usize)]) -> Option<T
 
 const LAST: i64 = 1 << 40;
 
-fn lowest(key_bgc: &Tensor, count: usize, cache_length: usize) -> Victims {
-    Victims::chosen(key_bgc.topk(count as i64, 2, false, true).1, cache_length)
-}
-
 /// Maps f32 to i64 so that order is kept, and with 32 bits to spare below for the position: comparing keys compares scores
 /// first and positions second, and all keys differ. Example: 1.0 has the bits 0x3f800000, 2.0 has 0x40000000; a negative
 /// number has the sign bit set and grows downwards, so its other 31 bits are flipped.
@@ -286,7 +271,7 @@ mod tests {
         let score = Tensor::from_slice(&[1.0f32, 0.5, 0.5, 3.0]).view([1, 1, 4]);
         let position = Tensor::from_slice(&[4i64, 9, 2, 0]).view([1, 1, 4]);
         let key = ordered(&score).bitwise_left_shift_tensor_scalar(32) + position;
-        assert_eq!(lowest(&key, 3, 4).shared().unwrap(), [2, 1, 0]);
+        assert_eq!(Victims::chosen(key.topk(3, 2, false, true).1, 4).shared().unwrap(), [2, 1, 0]);
     }
 
     /// The rule is [`EvictionOrder::ByEntry`]'s, and what may not leave comes last.

@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use tch::{Tensor, no_grad};
 
-use super::layer_budgets::allocate_across_layers;
-use super::layer_state::{ChunkGrads, SharedLayer, link};
-use super::partial_chunk::ChunkPart;
+use super::layer_state::{ChunkGrads, SharedLayer, allocate_across_layers, link};
+use super::attended_chunk::ChunkPart;
 use super::router_balance::RouterTask;
 use super::undo_log::KeepUndo;
 use crate::cache::{ChunkSpan, Policy, Routing};
@@ -73,9 +72,7 @@ impl Column<'_> {
         let mut outs = Vec::with_capacity(lengths.len());
         for (i, span) in self.spans.iter().enumerate() {
             let own = KvBlock::of_planes(planes.iter().map(|parts| parts[i].shallow_clone()));
-            let sink_logit_h = qkv.sink_logit_h.as_ref().map(Tensor::shallow_clone);
-            let tokens = Qkv { q_bhnd: q[i].shallow_clone(), own, rule: qkv.rule, sink_logit_h, joined: None };
-            outs.push(attend(span, &tokens)?);
+            outs.push(attend(span, &Qkv { q_bhnd: q[i].shallow_clone(), own, ..qkv.clone() })?);
         }
         if pads > 0 {
             outs.push(q[self.spans.len()].zeros_like());
@@ -84,7 +81,6 @@ impl Column<'_> {
     }
 }
 
-/// What a column is run for.
 pub(super) enum Mode<'a> {
     /// Policies choose, and what they choose is recorded.
     Choose {

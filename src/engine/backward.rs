@@ -8,10 +8,9 @@ use tch::{Tensor, no_grad};
 use super::attend::{Column, ColumnAttention, Mode};
 use super::cell_graph::CellGraph;
 use super::gradient_sums::GradientSums;
-use super::pass_order::PassOrder;
 use super::router_balance::RouterTask;
 use super::schedule::BackwardStage;
-use super::session::Pass;
+use super::session::{Pass, PassOrder};
 use super::step_run::StepRun;
 use super::{Event, MicroBatchGradients};
 use crate::model::Model;
@@ -22,7 +21,7 @@ use crate::units::Fault;
 
 impl StepRun<'_> {
     pub(super) fn backward(mut self) -> Result<MicroBatchGradients, Fault> {
-        self.trace.session.give_choices(&mut self.trace.log.layers);
+        self.trace.session.give_choices(std::mem::take(&mut self.trace.log.layers));
         for stage in self.schedule.backward() {
             match stage {
                 BackwardStage::Replay { band } => {
@@ -152,7 +151,7 @@ impl StepRun<'_> {
     /// What carries a column through a band's layers.
     fn pass(&self) -> Pass<'_> {
         let tokens = &self.trace.tokens;
-        let (frequencies, dropout) = (tokens.frequencies(), tokens.dropout_context(self.context));
+        let (frequencies, dropout) = (&tokens.frequencies[..], tokens.dropout_context(self.context));
         let settings = &self.engine.settings;
         Pass { model: self.model, captured: None, frequencies, dropout, settings, order: PassOrder::Down }
     }

@@ -13,7 +13,6 @@ use crate::units::StepKey;
 /// Few, so that a step has few shapes.
 const CANDIDATES: usize = 5;
 
-/// The sizes of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RandomSizes {
     candidates: [usize; CANDIDATES],
@@ -36,7 +35,6 @@ impl RandomSizes {
         (chunk_size - half).clamp(1, upper.max(1))..=upper.max(1)
     }
 
-    /// Size of a chunk, by its number in the sequence.
     pub fn of_chunk(&self, chunk: usize) -> usize {
         self.candidates[(draw(self.key, CANDIDATES + chunk) % CANDIDATES as u64) as usize]
     }

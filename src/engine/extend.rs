@@ -1,14 +1,15 @@
 //! A session that is extended as tokens come: a prompt as a whole, a generated token alone.
 
+use std::sync::{Arc, Mutex};
+
 use tch::{Tensor, no_grad};
 
 use super::attend::{Column, ColumnAttention, Mode};
 use super::forward::HiddenSink;
-use super::layer_state::{SharedLayer, fork_layer_states, new_layer_states};
-use super::partial_chunk::ChunkPart;
-use super::pass_order::PassOrder;
+use super::layer_state::{SharedLayer, new_layer_states};
+use super::attended_chunk::ChunkPart;
 use super::router_balance::RouterTask;
-use super::session::{Pass, Session, SessionSpec};
+use super::session::{Pass, PassOrder, Session, SessionSpec};
 use super::slots::Extent;
 use super::{ChunkPlan, ColumnWidth, Cuts, Engine, Settings, guarded};
 use crate::cache::{ChunkSpan, LayerLog};
@@ -50,7 +51,7 @@ impl Session {
     pub fn fork(&self) -> Result<Self, Fault> {
         guarded(|| {
             Ok(Self {
-                layers: fork_layer_states(&self.layers)?,
+                layers: self.layers.iter().map(|layer| Ok(Arc::new(Mutex::new(locked(layer).fork()?)))).collect::<Result<_, Fault>>()?,
                 plan: self.plan.clone(),
                 spec: self.spec.clone(),
                 frequencies: self.frequencies.clone(),
@@ -68,10 +69,14 @@ impl Session {
     /// Goes back to where it had read so many tokens, at least one, and none of those behind them. False, and as it was, where it would not
     /// stand as if they had never come.
     pub fn crop(&mut self, tokens: usize) -> bool {
-        let Some(last) = self.plan.spans.last().filter(|_| self.can_crop(tokens)) else { return false };
+        if !self.can_crop(tokens) {
+            return false;
+        }
         self.layers.iter().for_each(|layer| locked(layer).cache.crop(tokens));
-        let last = ChunkSpan { start: tokens - 1, len: 1, real: vec![1; last.num_sequences()], ..*last };
-        self.plan.go_back_to(last);
+        // A session that keeps no choices knows of the last chunk alone.
+        for last in &mut self.plan.spans {
+            *last = ChunkSpan { start: tokens - 1, len: 1, real: vec![1; last.num_sequences()], ..*last };
+        }
         true
     }
 

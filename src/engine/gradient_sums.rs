@@ -11,7 +11,6 @@ use crate::ops::attention::accumulation_kind;
 use crate::store::Waiting;
 use crate::units::Fault;
 
-/// Sums of gradients by the names of parameters.
 #[derive(Debug, Default)]
 pub(super) struct GradientSums {
     /// Sums of the band that is differentiated, or of all bands where no weights wait on the host.

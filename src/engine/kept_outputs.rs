@@ -33,7 +33,6 @@ impl KeptOutputs {
         Self { store, waiting: HashMap::new() }
     }
 
-    /// Lets the output of a chunk wait.
     pub(super) fn put(&mut self, chunk: usize, attended: &Attended) {
         self.waiting.insert(chunk, Waiting::send_to(&self.store, attended));
     }

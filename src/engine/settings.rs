@@ -10,7 +10,7 @@ use super::{ChunkPlan, ColumnWidth, Cuts, RandomSizes};
 use crate::cache::{self, CacheShape, ChunkSpan, Policy, PolicyTraits, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE};
 use crate::model::{CapturedLayers, LayerSpec, ModelConfig};
-use crate::recipe::{AttentionOutputs, BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
+use crate::recipe::{AttentionOutputs, BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm};
 use crate::units::{Bytes, Fault, StepKey};
 
 #[derive(Debug)]
@@ -48,17 +48,11 @@ impl Settings {
         let slots: Vec<Slots> = config.layers.iter().zip(&recipe_lengths).map(slots_of).collect();
         let policies = policies(&slots, &recipe_lengths, |length| cache::build(&kv.policy, length))?;
         let widest = config.layers.iter().map(|layer| layer.attention.num_kv_heads * layer.attention.head_dim).max().unwrap_or(0);
-        let caches = FixedCaches::of(&slots, &policies, kv.chunking, kv.randomize_chunk_sizes);
+        let tokens_per_slot = grad.chunks_per_cell_multiplier * (2.0 * widest as f64 / config.hidden_size as f64);
+        let mut settings = Self { policies, slots, kv_cache: kv.clone(), grad: grad.clone(), tokens_per_slot };
         // A chunk of decoding is no longer than one of a prompt.
-        let fitting = || caches.fitting_chunk_size(kv.wanted_chunk_size()).max(kv.decode_block);
-        let chunk_size = Some(kv.chunk_size.unwrap_or_else(fitting));
-        let settings = Self {
-            policies,
-            slots,
-            kv_cache: CacheRecipe { chunk_size, ..kv.clone() },
-            grad: grad.clone(),
-            tokens_per_slot: grad.chunks_per_cell_multiplier * (2.0 * widest as f64 / config.hidden_size as f64),
-        };
+        let fitting = || settings.fixed_caches().fitting_chunk_size(kv.wanted_chunk_size()).max(kv.decode_block);
+        settings.kv_cache.chunk_size = Some(kv.chunk_size.unwrap_or_else(fitting));
         settings.check_policies(&kv.policy.name)?;
         Ok(settings)
     }
@@ -79,11 +73,6 @@ impl Settings {
             return Err(Fault::usage(message, hint));
         }
         Ok(())
-    }
-
-    /// Layers of a cell: at most those of the model.
-    pub fn layers_per_cell(&self) -> usize {
-        self.grad.layers_per_cell.min(self.policies.len())
     }
 
     /// The recipe's section, with the size of chunks that was found.
@@ -118,14 +107,6 @@ impl Settings {
         self.policies.iter().any(|policy| policy.traits().couples_sequences)
     }
 
-    /// Whether the only one of `bands` ends in the very hidden states that the forward phase has ended in: it begins with what waits
-    /// unrounded, or with the embedding, and its caches are unwound exactly.
-    pub(super) fn makes_last_hidden_states_again(&self, bands: &[Range<usize>]) -> bool {
-        let [band] = bands else { return false };
-        let is_exact = |store: StoreRecipe| store.form == StoreForm::Plain;
-        is_exact(self.grad.undo_log) && (band.start == 0 || is_exact(self.grad.layer_checkpoints))
-    }
-
     /// The settings with a policy of the caller's own; `build` makes it for a layer of so many slots, errors call it `name`.
     pub fn with_policy(mut self, name: &str, build: impl Fn(usize) -> Result<Box<dyn Policy>, Fault>) -> Result<Self, Fault> {
         let lengths: Vec<usize> = self.slots.iter().map(|slots| slots.fixed().unwrap_or(usize::MAX)).collect();
@@ -140,7 +121,6 @@ impl Settings {
         self.shapes_of(config, extent, kind, device)
     }
 
-    /// The caches of all layers for sequences of some extent.
     pub(super) fn shapes_of(
         &self,
         config: &ModelConfig,
@@ -191,12 +171,10 @@ impl Settings {
         self.layer_bands(first_trained).into_iter().filter(|band| band.start >= first_trained).collect()
     }
 
-    /// The caches that have a fixed size under the recipe's policy.
     fn fixed_caches(&self) -> FixedCaches<'_> {
         FixedCaches::of(&self.slots, &self.policies, self.kv_cache.chunking, self.kv_cache.randomize_chunk_sizes)
     }
 
-    /// Slots of each layer for a batch planned as `plan`.
     pub fn slots(&self, plan: &ChunkPlan) -> Vec<usize> {
         self.slots.iter().map(|slots| slots.count(plan.len(), plan.longest_chunk())).collect()
     }
@@ -359,7 +337,6 @@ fn policies(
     slots.iter().zip(lengths).map(of_layer).collect()
 }
 
-/// The first position with a target in any sequence.
 fn first_target(batch: &Batch) -> Option<usize> {
     let of_sequence = |sequence: &crate::data::Sequence| match sequence.targets.labels() {
         Some(labels) => labels.iter().position(|&label| label != IGNORE),

@@ -18,7 +18,6 @@ pub struct SessionSnapshot {
     pub numbers: SessionNumbers,
 }
 
-/// The part of a snapshot that is no tensor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SessionNumbers {
@@ -26,7 +25,6 @@ pub struct SessionNumbers {
     num_tokens: usize,
     /// Rotary embeddings that depend on the length of a sequence are those of this length.
     rope_length: usize,
-    /// Where the initial part of each sequence stands.
     initial: Vec<(usize, usize)>,
     prefill: usize,
     last_chunk: LastChunk,

@@ -31,6 +31,5 @@ pub struct MicroBatchGradients {
     /// Gradients by the names of the model's parameters, in their dtype, or in f32 for bf16; zero where one had no influence. On the
     /// host where the weights wait there.
     pub gradients: BTreeMap<String, Tensor>,
-    /// The choices that were replayed.
     pub log: ReplayLog,
 }

@@ -5,9 +5,10 @@ use tch::Tensor;
 use super::gradient_sums::GradientSums;
 use super::schedule::Schedule;
 use super::trace::ForwardTrace;
-use super::{Engine, MicroBatchContext, Observer};
+use super::{Engine, Event, MemoryByPart, MemoryPart, MemoryPlace, MicroBatchContext, Observer};
 use crate::model::Model;
 use crate::native::locked;
+use crate::store::Waiting;
 use crate::units::Fault;
 
 /// A step over one batch, or its forward phase alone.
@@ -41,7 +42,6 @@ impl<'a> StepRun<'a> {
         Self { engine, model, schedule, context, observer, trace, sums: GradientSums::default() }
     }
 
-    /// The weight of the routers' load-balance loss.
     pub(super) fn router_weight(&self) -> f64 {
         self.context.map_or(0.0, |context| context.router_weight)
     }
@@ -55,11 +55,39 @@ impl<'a> StepRun<'a> {
     }
 
     /// Adds the losses of a column to the head's; returns the gradient of its last hidden states, where one is wanted.
-    ///
-    /// # Shapes
-    /// `(B, n, E)` in and out.
     pub(super) fn head(&mut self, column: usize, hidden_bne: &Tensor) -> Result<Option<Tensor>, Fault> {
         let (start, weight) = (self.trace.start(column), self.context.map(|context| context.weight));
         self.trace.head.column(self.engine, self.model, start, hidden_bne, weight)
     }
+
+    /// Tells the observer where the step is, and lets it ask what is held there; `Err` where it wants no more of it.
+    pub(super) fn emit(&mut self, event: Event) -> Result<(), Fault> {
+        self.observer.observe(event, &|| memory_of(self.engine, self.model, &self.trace, &self.sums));
+        if self.observer.wants_to_stop() { Err(Fault::interrupted()) } else { Ok(()) }
+    }
+}
+
+impl Engine {
+    /// What is held when no batch is under way: the room of the stores.
+    pub fn memory_at_rest(&self) -> MemoryByPart {
+        let (stores, mut memory) = (&self.stores, MemoryByPart::default());
+        memory.add_store(MemoryPart::LayerCheckpoints, &stores.layer_checkpoints);
+        memory.add_store(MemoryPart::LayerCheckpoints, &stores.attention_outputs);
+        memory.add_store(MemoryPart::UndoLog, &stores.undo_log);
+        memory
+    }
+}
+
+/// What a step holds at an event, counted from the live objects to the byte of their tensors.
+fn memory_of(engine: &Engine, model: &Model, trace: &ForwardTrace, sums: &GradientSums) -> MemoryByPart {
+    let mut memory = engine.memory_at_rest();
+    // What cells have left so far.
+    let leaves = model.parameters().into_iter().map(|(_, leaf)| leaf.grad());
+    memory.add_gradients(&leaves.filter(Tensor::defined).collect::<Vec<_>>());
+    memory.add_gradients(trace.head.gradients.iter().chain(sums.here.values()));
+    let away = sums.away.values().map(Waiting::bytes).sum();
+    memory.add(MemoryPart::Gradients, MemoryPlace::Host, away);
+    memory.add(MemoryPart::UndoLog, MemoryPlace::Host, trace.log.bytes());
+    trace.session.layers.iter().for_each(|state| locked(state).measure(&mut memory));
+    memory
 }

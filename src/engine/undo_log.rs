@@ -9,7 +9,6 @@ use crate::cache::Undo;
 use crate::store::{Store, Waiting};
 use crate::units::Fault;
 
-/// The undo entries of one layer, by chunk.
 #[derive(Debug)]
 pub(super) struct UndoLog {
     pub(super) store: Store,
@@ -19,7 +18,6 @@ pub(super) struct UndoLog {
     resident: HashMap<usize, Undo>,
 }
 
-/// What becomes of a write's undo entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeepUndo {
     Nothing,

@@ -193,7 +193,7 @@ impl Memory {
     fn profile(&self, at: MicroBatchPosition, peak: Option<Bytes>, allocator: Vec<(&'static str, i64)>) -> MemoryProfile {
         let (Standing { weights, optimizer, accumulated, .. }, highest) = (self.standing, self.highest);
         let held = |part| self.side.places().iter().map(|&place| highest.held.get(part, place).0 as i64).sum::<i64>();
-        let mut parts = MemoryPart::ALL.map(held);
+        let mut parts = MemoryPart::ALL.map(|(part, _)| held(part));
         let mut add = |part: MemoryPart, bytes| parts[part as usize] += bytes;
         add(MemoryPart::Weights, weights);
         add(MemoryPart::OptimizerState, optimizer);
@@ -265,7 +265,7 @@ mod tests {
         meter.end();
         let found = meter.take().remove(0);
         let tensors: Vec<(&str, i64)> =
-            MemoryPart::ALL[..7].iter().map(|part| part.name()).zip(found.parts).filter(|(_, bytes)| *bytes != 0).collect();
+            MemoryPart::ALL[..7].iter().map(|(_, name)| *name).zip(found.parts).filter(|(_, bytes)| *bytes != 0).collect();
         let expected = [("gradients", 4096), ("undo log", 320), ("activations", 1000)];
         assert_eq!((found.part, &tensors[..]), (StepPart::Forward, &expected[..]));
         assert_eq!(found.by_part[StepPart::Forward as usize], 4096 + 320 + 1000);

@@ -90,7 +90,7 @@ pub struct MemoryProfile {
 
 impl MemoryProfile {
     fn rows(&self) -> impl Iterator<Item = (&'static str, i64)> {
-        MemoryPart::ALL.into_iter().map(MemoryPart::name).zip(self.parts)
+        MemoryPart::ALL.into_iter().map(|(_, name)| name).zip(self.parts)
     }
 
     pub fn most_tensors(&self) -> i64 {

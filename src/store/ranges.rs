@@ -15,7 +15,6 @@ pub(super) fn aligned(length: u64) -> u64 {
 pub(super) struct Ranges {
     /// Length by start; no two of them touch.
     free: BTreeMap<u64, u64>,
-    /// What there is in all.
     pub(super) end: u64,
     /// The highest end of what has ever been taken.
     pub(super) touched: u64,

@@ -32,7 +32,6 @@ impl TensorRange {
     }
 }
 
-/// Some memory, of which parts are free.
 #[derive(Debug)]
 pub(super) struct Segment {
     memory: Tensor,

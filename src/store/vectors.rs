@@ -74,7 +74,6 @@ impl Bits {
         }
     }
 
-    /// Steps from the lowest level to the highest.
     fn steps(self) -> f64 {
         f64::from((1 << self.count()) - 1)
     }
@@ -166,10 +165,7 @@ fn ceil(width: i64, parts: i64) -> i64 {
 }
 
 /// So many values in a byte: those of the first part of a vector in the upper bits, and so on. Example: of six values in two parts
-/// the first and the fourth share a byte.
-///
-/// # Shapes
-/// `(…, D)` in, `(…, ⌈D/parts⌉)` out, u8.
+/// the first and the fourth share a byte. `(…, D)` in, `(…, ⌈D/parts⌉)` out, u8.
 fn spread(values: &Tensor, parts: i64) -> Tensor {
     let width = values.size().last().copied().unwrap_or(0);
     let part = ceil(width, parts);

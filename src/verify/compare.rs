@@ -74,7 +74,6 @@ impl Comparison {
         (product / (ours * theirs).sqrt(), (apart / theirs).sqrt())
     }
 
-    /// Names of the matrices whose reference gradient is zero.
     pub fn untested(&self) -> Vec<&str> {
         self.matrices.iter().filter(|m| m.reference_norm == 0.0).map(|m| m.name.as_str()).collect()
     }
@@ -109,13 +108,9 @@ fn difference(name: &str, ours: Option<&Tensor>, reference: &Tensor) -> MatrixEr
 
 pub fn check_finite(batch: &Batch, sequences: &[SequenceLoss]) -> Result<(), Fault> {
     let mut losses = batch.sequences.iter().zip(sequences);
-    match losses.find(|(_, loss)| !loss.loss_sum.is_finite()) {
-        Some((sequence, _)) => {
-            Err(Fault::new(Exit::NotFinite, format!("the loss is not finite, in sample {} (counted from 0)", sequence.sample))
-                .with_hint("look at this sample and at the model's weights"))
-        }
-        None => Ok(()),
-    }
+    let Some((sequence, _)) = losses.find(|(_, loss)| !loss.loss_sum.is_finite()) else { return Ok(()) };
+    let message = format!("the loss is not finite, in sample {} (counted from 0)", sequence.sample);
+    Err(Fault::new(Exit::NotFinite, message).with_hint("look at this sample and at the model's weights"))
 }
 
 impl Reference {

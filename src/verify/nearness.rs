@@ -6,7 +6,6 @@ use crate::model::Model;
 use crate::recipe::StoreForm;
 use crate::report::memory::available;
 
-/// Bounds on the gradient as a whole.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ErrorBound {
     /// The least cosine with the exact gradient.

@@ -9,7 +9,6 @@ use crate::model::Model;
 use crate::recipe::Dtype;
 use crate::units::{Bytes, Fault};
 
-/// Proves a batch tiling by tiling.
 #[derive(Debug)]
 pub struct Proofs<'a> {
     pub model: &'a Model,
@@ -30,12 +29,9 @@ pub struct TilingProof {
     pub apart: Option<f64>,
     /// What is asked of the gradient where stores round; `None` where it is exact.
     pub bound: Option<ErrorBound>,
-    /// Whether the policies chose what they had chosen in the first tiling.
     pub has_first_choices: bool,
-    /// Layers and chunks of the largest cell.
     pub largest_cell: (usize, usize),
     pub cells: (usize, usize),
-    /// How many cells had kept their graph.
     pub kept: usize,
     /// Whether loss and gradient of the last hidden states were made in the cells of the only band, and not in the forward phase.
     pub is_head_in_cells: bool,
@@ -84,12 +80,10 @@ impl Verdict {
 }
 
 impl<'a> Proofs<'a> {
-    /// The proof of a batch; nothing is run yet.
     pub fn new(model: &'a Model, batch: &'a Batch, context: MicroBatchContext) -> Self {
         Self { model, batch, context, first: None, exact: None }
     }
 
-    /// What the model computes in.
     pub fn dtype(&self) -> Dtype {
         if self.model.kind() == Kind::Double { Dtype::F64 } else { Dtype::F32 }
     }

@@ -23,7 +23,6 @@ const BLOCK: i64 = 512;
 #[derive(Debug)]
 pub struct Reference {
     pub sequences: Vec<SequenceLoss>,
-    /// Gradients by the names of the model's parameters.
     pub gradients: BTreeMap<String, Tensor>,
 }
 
@@ -161,7 +160,6 @@ fn gone_tensor(gone: &[Vec<Vec<i64>>], device: Device) -> Tensor {
     Tensor::from_slice(&flat).view([b as i64, g as i64, t as i64]).to_device(device)
 }
 
-/// The chunk of each token.
 fn chunks(log: &ReplayLog, device: Device) -> Tensor {
     let of_tokens: Vec<i64> = log.spans.iter().flat_map(|span| vec![span.index as i64; span.len]).collect();
     Tensor::from_slice(&of_tokens).to_device(device)

@@ -17,56 +17,34 @@ use crate::ops::head_vectors::norms;
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
-/// The parameters of `h2o` and `h2o-vlen`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct HeavyHittersParams {
-    #[serde(default)]
     grace_period: GracePeriod,
-    #[serde(default = "default_keep")]
-    keep_initial_fraction: f64,
-    #[serde(default)]
+    keep_initial_fraction: Option<f64>,
     normalize_scores: bool,
-    #[serde(default)]
     reference_counts: bool,
-    #[serde(default)]
     score_prefill: bool,
 }
 
-fn default_keep() -> f64 {
-    0.05
-}
-
 /// The parameters of `h2o-orig`: fewer, as it has no grace period.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct H2oOrigParams {
-    #[serde(default = "default_keep")]
-    keep_initial_fraction: f64,
-    #[serde(default)]
+    keep_initial_fraction: Option<f64>,
     score_prefill: bool,
 }
 
 /// The parameters of `qh2o` and `qh2o-vlen`: the same, and how much the attention mass weighs beside the error of quantisation.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct Qh2oParams {
-    #[serde(default)]
     grace_period: GracePeriod,
-    #[serde(default = "default_keep")]
-    keep_initial_fraction: f64,
-    #[serde(default)]
+    keep_initial_fraction: Option<f64>,
     normalize_scores: bool,
-    #[serde(default)]
     reference_counts: bool,
-    #[serde(default)]
     score_prefill: bool,
-    #[serde(default = "default_combination")]
-    combination_constant: f64,
-}
-
-fn default_combination() -> f64 {
-    0.5
+    combination_constant: Option<f64>,
 }
 
 pub(super) fn h2o(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
@@ -79,13 +57,7 @@ pub(super) fn h2o_vlen(choice: &PolicyRecipe, cache_length: usize) -> Result<Box
 
 pub(super) fn h2o_orig(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let H2oOrigParams { keep_initial_fraction, score_prefill } = choice.params()?;
-    let params = HeavyHittersParams {
-        grace_period: GracePeriod::default(),
-        keep_initial_fraction,
-        normalize_scores: false,
-        reference_counts: false,
-        score_prefill,
-    };
+    let params = HeavyHittersParams { keep_initial_fraction, score_prefill, ..HeavyHittersParams::default() };
     HeavyHitters::build(choice, &params, cache_length, Gives::BatchAttention, None)
 }
 
@@ -106,7 +78,7 @@ fn beside_error(choice: &PolicyRecipe, cache_length: usize, gives: Gives) -> Res
         reference_counts: p.reference_counts,
         score_prefill: p.score_prefill,
     };
-    let attention = fraction(choice, "combination_constant", p.combination_constant)?;
+    let attention = fraction(choice, "combination_constant", p.combination_constant.unwrap_or(0.5))?;
     HeavyHitters::build(choice, &params, cache_length, gives, Some(attention))
 }
 
@@ -151,7 +123,7 @@ impl HeavyHitters {
         }
         Ok(Box::new(Self {
             grace: params.grace_period.tokens(choice, cache_length)?,
-            keep_initial: fraction(choice, "keep_initial_fraction", params.keep_initial_fraction)?,
+            keep_initial: fraction(choice, "keep_initial_fraction", params.keep_initial_fraction.unwrap_or(0.05))?,
             normalize: params.normalize_scores,
             reference_counts: params.reference_counts,
             score_prefill: params.score_prefill,
