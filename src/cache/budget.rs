@@ -126,8 +126,7 @@ impl BudgetState {
         held.clone().sum::<usize>() / held.count().max(1)
     }
 
-    /// How many of the next `count` slots each head of the first `sequences` fills from its empty ones `(B, G, 1)`: as many as its
-    /// share still lacks.
+    /// How many of the next `count` slots each head of the first `sequences` fills from empty ones, as its share lacks them `(B, G, 1)`.
     pub(super) fn empty_first(&self, sequences: i64, count: usize, device: Device) -> Tensor {
         let missing = |(shares, held): (&Vec<usize>, &Vec<usize>)| {
             shares.iter().zip(held).map(|(share, held)| (share - held).min(count) as i64).collect::<Vec<_>>()

@@ -282,8 +282,7 @@ impl Buffer {
         parts(self.held().iter(), start, len).map(read).collect()
     }
 
-    /// The keys alone of the first `len` slots, `(B, G, ·, D)` by page, of the first `sequences`: who looks at keys does not pay for
-    /// restoring values.
+    /// The keys alone of the first `len` slots, `(B, G, ·, D)` by page, of the first `sequences`: no values are restored.
     pub(super) fn read_keys(&self, sequences: i64, len: i64) -> Vec<Tensor> {
         let parts = parts(self.held().iter(), 0, len);
         let read = |(page, slots, (_, len)): (&StoredEntries, i64, (i64, i64))| {

@@ -150,8 +150,7 @@ impl LayerCache {
         self.buffer.read(self.active, 0, count)
     }
 
-    /// The entries of the filled slots side by side, as the chunk written last and its past see them: where
-    /// they are one page, stored as they are, all in use.
+    /// All filled slots side by side, as the chunk written last and its past see them: where they are one page, exact, all in use.
     pub fn joined(&self) -> Option<KvBlock> {
         let is_exact = self.shape.buffer == BufferKind::Plain && self.budget.is_none();
         let mut pages = if is_exact { self.past(self.filled as i64) } else { Vec::new() };

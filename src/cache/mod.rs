@@ -16,8 +16,6 @@ mod replay_file;
 mod routing;
 mod shape;
 mod snapshot;
-mod span;
-mod traits;
 mod undo;
 mod victims;
 
@@ -28,14 +26,14 @@ pub use gradients::CacheGrads;
 pub use layer::{LayerCache, Written};
 pub(crate) use policies::{STREAMING_LLM_SINKS, rolling};
 pub use policies::{build, check_policy, initial_part};
-pub use policy::{ChunkAttention, Entries, EvictionOrder, NewEntries, Observed, Policy};
+pub use policy::{
+    BudgetRule, ChunkAttention, Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Scope,
+};
 pub use ragged::Placement;
 pub use replay::{LayerLog, ReplayLog, log_bytes_per_token};
 pub use routing::Routing;
-pub use shape::CacheShape;
+pub use shape::{CacheShape, ChunkSpan};
 pub use snapshot::CacheSnapshot;
-pub use span::ChunkSpan;
-pub use traits::{BudgetRule, PolicyTraits, Scope};
 pub use undo::Undo;
 pub use victims::Victims;
 

@@ -15,8 +15,7 @@ struct Columns {
     /// `(B, n)`: the token at each column of the region, and whether there is one.
     token: Tensor,
     has_token: Tensor,
-    /// `(B, n)`: the column of each token, and whether it is real. `None` where no sequence keeps old entries in front of its tokens: then
-    /// each token stands in its own column.
+    /// `(B, n)`: the column of each token, and whether it is real. `None` where no sequence keeps entries, and each token stands in its own.
     column: Option<Tensor>,
     is_real: Tensor,
     /// `(B, 1, 1)`: how many old entries stand in front of the tokens.

@@ -10,8 +10,7 @@ use crate::native::or_panic;
 use crate::store::{Waiting, copies_are_async};
 use crate::units::Bytes;
 
-/// Slots to evict, lowest score first: a sequence that needs fewer takes them from the front. Kept on the host, in integers of the
-/// smallest width that serves.
+/// Slots to evict, lowest score first: who needs fewer takes them from the front. On the host, in integers of the smallest width that serves.
 #[derive(Debug)]
 pub struct Victims {
     /// `(1, 1, e)` where all sequences and heads agree, `(B, 1, e)` where the heads of a sequence do, else `(B, G, e)`.
@@ -220,8 +219,7 @@ pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionO
 }
 
 impl Entries<'_> {
-    /// Which entries may leave `(B, G, filled)`, bool: not those that are young by the policy's `grace`, nor its sinks and the protected
-    /// ones, nor slots that hold nothing.
+    /// Which entries may leave `(B, G, filled)`, bool: none that are young by the policy's `grace`, sinks or protected, and no empty slots.
     pub fn candidates(&self, policy: &dyn Policy) -> Tensor {
         let PolicyTraits { grace, sinks, .. } = policy.traits();
         let young = self.next_position as i64 - grace as i64;
@@ -296,7 +294,6 @@ mod tests {
         let position_bgc = Tensor::from_slice(&positions).view([1, 1, 12]);
         let keys = || Tensor::zeros([1, 1, 12, 4], (Kind::Float, Device::Cpu));
         let entries = Entries {
-            filled: 12,
             cache_length: 12,
             num_evicted: 8,
             prefill: 12,
@@ -341,7 +338,6 @@ mod tests {
         let agreements = [Agreement::All(positions.to_vec()), Agreement::Heads, Agreement::Nothing];
         for (agreement, num_evicted) in agreements.iter().flat_map(|agreement| [1, 3].map(|count| (agreement, count))) {
             let entries = Entries {
-                filled: 6,
                 cache_length: 6,
                 num_evicted,
                 prefill: 6,

@@ -58,8 +58,7 @@ impl Column<'_> {
         if layer.0 + 1 < end { layer.0 + 1 } else { start }
     }
 
-    /// Calls `attend` for each chunk with its part of q, k, v and joins the outputs. Pads that the column has beyond its chunks attend to
-    /// nothing.
+    /// Calls `attend` for each chunk with its part of q, k, v and joins the outputs. Pads beyond the column's chunks attend to nothing.
     fn by_chunk(&self, qkv: &Qkv, mut attend: impl FnMut(&ChunkSpan, &Qkv) -> Result<Tensor, Fault>) -> Result<Tensor, Fault> {
         let mut lengths: Vec<i64> = self.spans.iter().map(|span| span.len as i64).collect();
         let pads = qkv.num_tokens() - lengths.iter().sum::<i64>();

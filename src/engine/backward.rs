@@ -215,8 +215,7 @@ impl StepRun<'_> {
     }
 }
 
-/// Takes the gradients out of the parameters, if they were not taken before, and adds those that no cell makes. What nothing has reached has a
-/// gradient of zero.
+/// Takes the gradients out of the parameters and sums, and adds those that no cell makes; zero for what nothing has reached.
 fn collect(model: &Model, outer: Vec<(String, Tensor)>, mut sums: GradientSums) -> Result<BTreeMap<String, Tensor>, Fault> {
     let (mut gradients, parameters) = (BTreeMap::new(), model.parameters());
     for (name, parameter) in &parameters {

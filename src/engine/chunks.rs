@@ -32,8 +32,7 @@ pub struct Cuts {
     pub chunk_size: usize,
     /// Sizes of the chunks behind the prefill span, where they are drawn.
     pub sizes: Option<RandomSizes>,
-    /// Positions at which a layer's cache becomes full, ascending: no chunk goes beyond one, or ends just before. Empty where
-    /// chunks are not bent.
+    /// Positions at which a layer's cache becomes full, ascending, to which chunks are bent: none goes beyond one, or ends just before.
     pub full_at: Vec<usize>,
     /// From this position on, tokens are run as they are in decoding.
     pub singles_from: Option<usize>,

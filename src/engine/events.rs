@@ -24,8 +24,7 @@ pub trait Observer {
     /// Called with what whoever follows the run should know.
     fn note(&mut self, _text: &str) {}
 
-    /// Called at each point, from the thread that runs the step. `memory` goes through all that the engine holds there, so ask it only if
-    /// the answer is wanted.
+    /// Called at each point, from the step's thread. `memory` goes through all that the engine holds there: ask only if the answer is wanted.
     fn observe(&mut self, _event: Event, _memory: &dyn Fn() -> MemoryByPart) {}
 
     /// Asked after [`Self::observe`] at each point: whether what is being run is given up there. Nothing of it is kept then.

@@ -66,8 +66,7 @@ impl Session {
         has_read && !self.spec.keeps_log && self.layers.iter().all(|layer| locked(layer).cache.can_crop(tokens))
     }
 
-    /// Goes back to where it had read so many tokens, at least one, and none of those behind them. False, and as it was, where it would not
-    /// stand as if they had never come.
+    /// Goes back to where it had read so many tokens, at least one. False, and as it was, where it would not stand as if no others had come.
     pub fn crop(&mut self, tokens: usize) -> bool {
         if !self.can_crop(tokens) {
             return false;
@@ -165,8 +164,7 @@ impl Session {
         })
     }
 
-    /// The chunks of the next column of the `tokens` that come; or what comes of a chunk whose tokens are still coming, as a chunk and as a
-    /// part.
+    /// The chunks of the next column of the `tokens` that come; or what comes of a chunk that is still coming, as a chunk and as a part.
     fn next_spans(&mut self, engine: &Engine, tokens: usize) -> (Vec<ChunkSpan>, Option<ChunkPart>) {
         if self.missing > 0
             && let Some(part) = self.next_part()

@@ -24,8 +24,7 @@ use crate::ops::attention;
 use crate::store::Waiting;
 use crate::units::Fault;
 
-/// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm, of the sequences that are
-/// under way in it.
+/// Receives a column's first position and its hidden states `(B, n, E)` before the final norm, of the sequences under way in it.
 pub type HiddenSink<'a> = &'a mut dyn FnMut(usize, &Tensor);
 
 impl<'a> StepRun<'a> {

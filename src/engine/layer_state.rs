@@ -80,7 +80,7 @@ impl LayerState {
     pub(super) fn reset(&mut self, prefill: usize) {
         self.cache.reset(prefill);
         self.cache.offload();
-        self.undo.clear();
+        self.undo = UndoLog::new(self.undo.store.clone());
         self.grads = None;
         self.importance.iter_mut().for_each(LayerImportance::forget_entries);
     }
@@ -153,8 +153,7 @@ impl LayerState {
         Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
 
-    /// Backward of one chunk's attention: adds to the cache's gradient, unwinds it and the cache, returns the gradients of what the chunk was
-    /// given.
+    /// Backward of one chunk's attention: adds to the cache's gradient, unwinds it and the cache; returns the gradients of what the chunk was given.
     pub(super) fn backward(
         &mut self,
         span: &ChunkSpan,

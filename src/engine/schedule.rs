@@ -19,8 +19,7 @@ pub enum ForwardStage {
 pub enum BackwardStage {
     /// A layer band runs forward once more over all columns, to make its undo log and its final caches.
     Replay { band: usize },
-    /// A cell is unwound, computed again with autograd, and differentiated. The head belongs to it where the forward phase has left
-    /// it out.
+    /// A cell is unwound, computed again with autograd, and differentiated; with the head, where the forward phase has left it out.
     Cell { band: usize, column: usize },
     /// A layer band is done: its caches and its checkpoints are free.
     BandDone { band: usize },
@@ -143,8 +142,7 @@ impl Schedule {
         })
     }
 
-    /// The backward phase: bands top-down, cells from right to left. The top band stands in its caches already, as do those whose graphs
-    /// are kept.
+    /// The backward phase: bands top-down, cells from right to left. The top band stands in its caches already, and so do those of kept graphs.
     pub fn backward(&self) -> impl Iterator<Item = BackwardStage> + use<> {
         let (num_columns, whole) = (self.num_columns, self.kept_bands(0).len());
         (0..self.bands.len()).flat_map(move |band| {

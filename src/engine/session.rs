@@ -166,8 +166,7 @@ impl Session {
 }
 
 impl Pass<'_> {
-    /// Carries the hidden states of a column's tokens through the layers that `attend` is for, `(B, n, E)` in and out; `before` is shown the
-    /// input of each.
+    /// Carries a column's hidden states `(B, n, E)` through the layers that `attend` is for; `before` is shown the input of each.
     pub(super) fn run(
         &mut self,
         mut hidden: Tensor,

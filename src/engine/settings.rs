@@ -148,8 +148,7 @@ impl Settings {
         self.slots.iter().zip(&config.layers).enumerate().map(shape).collect()
     }
 
-    /// What runs the layers of sessions, so many of which write texts at a time: captured on a device that has graphs, where all widths are
-    /// fixed.
+    /// What runs the layers of so many sessions that write texts at a time: captured where a device has graphs, and all widths are fixed.
     pub fn session_layers(&self, sessions: usize, device: Device) -> Result<CapturedLayers, Fault> {
         let shapes =
             self.static_width().filter(|_| self.grad.cuda_graphs).map_or(Vec::new(), |width| vec![(1, width), (sessions, 1)]);
@@ -240,8 +239,7 @@ impl Settings {
         self.policies.get(of_recipe).map(|policy| policy.traits()).filter(|traits| !traits.keeps_all).map(|traits| traits.scope)
     }
 
-    /// Bytes of a layer's replay log at most, without the routing of experts: for one evicted column of the batch, and for a whole batch
-    /// planned as `plan`.
+    /// Bytes of a layer's replay log at most, without the routing of experts: of one evicted column, and of a whole batch planned as `plan`.
     pub fn log_bytes(&self, layer: usize, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
         let PolicyTraits { keeps_all: false, scope, budgets, .. } = self.policies[layer].traits() else {
             return Default::default();

@@ -46,8 +46,7 @@ impl<'a> StepRun<'a> {
         self.context.map_or(0.0, |context| context.router_weight)
     }
 
-    /// Whether anything of a column follows the attention of the layer before `end`: further layers, the head's targets, or experts, whose
-    /// choices are recorded.
+    /// Whether anything follows a column's attention in the layer before `end`: layers, targets of the head, or experts, whose choices are recorded.
     pub(super) fn has_output(&self, c: usize, end: usize) -> bool {
         let (plan, config) = (&self.trace.session.plan, self.model.config());
         let (start, tokens) = plan.tokens(&plan.columns[c]);

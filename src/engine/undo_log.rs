@@ -38,11 +38,6 @@ impl UndoLog {
         Self { store, waiting: HashMap::new(), resident: HashMap::new() }
     }
 
-    pub(super) fn clear(&mut self) {
-        self.waiting.clear();
-        self.resident.clear();
-    }
-
     pub(super) fn put(&mut self, chunk: usize, undo: Undo, keep: KeepUndo) -> Result<(), Fault> {
         match keep {
             KeepUndo::Nothing => {}

@@ -80,7 +80,8 @@ impl Drop for Offloaded {
 /// Tensors that are there, or copies that are on their way to a device.
 #[derive(Debug)]
 pub(super) struct Coming {
-    tensors: Vec<Tensor>,
+    /// They may not be there yet.
+    pub(super) tensors: Vec<Tensor>,
     copier: Arc<dyn Copier>,
     done: CopyMark,
 }
@@ -88,14 +89,6 @@ pub(super) struct Coming {
 impl Coming {
     pub(super) fn here(tensors: Vec<Tensor>) -> Self {
         Self { tensors, copier: copier_of(Device::Cpu), done: CopyMark::PAST }
-    }
-
-    pub(super) fn tensors(&self) -> &[Tensor] {
-        &self.tensors
-    }
-
-    pub(super) fn move_to(&mut self, device: Device) {
-        self.tensors.iter_mut().for_each(|x| *x = moved(x, device));
     }
 
     /// The tensors, for which the device waits if they are not there yet.

@@ -51,8 +51,7 @@ impl Store {
         Self { form, arena: Arc::new(Mutex::new(Arena::in_memory())) }
     }
 
-    /// A store in a scratch file in `dir`, with `purpose` in its name. The file is made when the first tensor comes, which fails
-    /// without a directory.
+    /// A store in a scratch file in `dir`, named for its `purpose`. It is made when the first tensor comes, which fails without a directory.
     pub fn in_file(form: StoreForm, dir: Option<PathBuf>, purpose: &'static str) -> Self {
         Self { form, arena: Arc::new(Mutex::new(Arena::in_file(dir, purpose))) }
     }

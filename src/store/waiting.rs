@@ -137,13 +137,12 @@ impl<T: Bundle> Waiting<T> {
         self.prefetch(device)?;
         self.away = None;
         if self.items.is_empty() {
-            self.here.iter_mut().for_each(|here| here.move_to(device));
+            self.here.iter_mut().flat_map(|here| &mut here.tensors).for_each(|x| *x = moved(x, device));
         }
         Ok(())
     }
 
-    /// The bundle on a device: the copies that were prefetched, for which the device waits if they are not there yet, or others that are
-    /// made now.
+    /// The bundle on a device: the copies that were prefetched, for which the device waits if need be, or others that are made now.
     pub fn wait(&mut self, device: Device) -> Result<T, Fault> {
         let bundle = self.fetch(device)?;
         if self.away.is_some() {
@@ -197,7 +196,7 @@ impl<T: Bundle> Waiting<T> {
     }
 
     fn tensors(&self) -> &[Tensor] {
-        self.here.as_ref().map_or(&[], Coming::tensors)
+        self.here.as_ref().map_or(&[], |here| &here.tensors)
     }
 
     /// Tensors in their own kinds and shapes, from those that were in a store.

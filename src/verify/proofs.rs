@@ -24,8 +24,7 @@ pub struct Proofs<'a> {
 pub struct TilingProof {
     /// The tiling's loss and gradient beside the reference's.
     pub comparison: Comparison,
-    /// The largest relative difference from the first tiling whose stores do not round; `None` for that one itself, and where
-    /// stores round.
+    /// The largest relative difference from the first tiling whose stores do not round; `None` for that one, and where stores round.
     pub apart: Option<f64>,
     /// What is asked of the gradient where stores round; `None` where it is exact.
     pub bound: Option<ErrorBound>,
@@ -71,8 +70,7 @@ impl Verdict {
         matches!(self, Self::Proved | Self::NearEnough)
     }
 
-    /// Which of these tilings is to be told of, if any is not what it should be: the first with a wrong gradient, else the first that
-    /// is too coarse.
+    /// Which of these tilings is to be told of, if any: the first with a wrong gradient, else the first that is too coarse.
     pub fn first_bad(verdicts: &[Self]) -> Option<usize> {
         let bad = (0..verdicts.len()).filter(|&at| !verdicts[at].is_good());
         bad.min_by_key(|&at| verdicts[at] == Self::TooCoarse)
@@ -136,8 +134,7 @@ impl<'a> Proofs<'a> {
 }
 
 impl TilingProof {
-    /// The largest relative error of a matrix or the loss, beside the reference and beside the first exact tiling; where stores round,
-    /// that of the whole gradient.
+    /// The largest relative error of a matrix or the loss, beside reference and first exact tiling; where stores round, of the whole gradient.
     pub fn relative_error(&self) -> f64 {
         match self.bound {
             None => self.comparison.worst().max(self.apart.unwrap_or(0.0)),

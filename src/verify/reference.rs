@@ -106,8 +106,7 @@ fn forward(model: &Model, batch: &Batch, context: MicroBatchContext, attend: &mu
     Ok(hidden)
 }
 
-/// Losses at the target positions, and backward from their weighted sum through the whole model at once: with a trained head, blocks with
-/// gradients of their own would be the engine's road.
+/// Losses at the target positions, and backward from their weighted sum through the whole model at once: blocks would be the engine's road.
 fn through_the_head(
     engine: &Engine,
     model: &Model,

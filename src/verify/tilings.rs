@@ -26,8 +26,7 @@ fn shaped(own: &Recipe, layers: usize, chunks: usize) -> Recipe {
     Recipe { grad, ..own.clone() }
 }
 
-/// A recipe's own tiling, said in layers and chunks as far as they say it: where all columns but those that end with a sequence are equally
-/// wide.
+/// A recipe's own tiling in layers and chunks, as far as they say it: where all columns but those that end with a sequence are equally wide.
 fn counted(own: &Recipe, num_layers: usize, plan: &ChunkPlan) -> Recipe {
     let has_same_sequences = |pair: &&[Range<usize>]| plan.sequences(&pair[0]) == plan.sequences(&pair[1]);
     let mut whole = plan.columns.windows(2).filter(has_same_sequences).map(|pair| pair[0].len());

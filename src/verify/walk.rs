@@ -18,8 +18,7 @@ pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<Vec<Vec<Vec<
     Ok(held)
 }
 
-/// `[sequence][head][position]`: the first query that does not see the token any more. What is held in between would fill the memory where
-/// sequences are long.
+/// `[sequence][head][position]`: the first query that does not see the token any more. What is held in between would fill the memory.
 pub fn departures(log: &ReplayLog, layer: usize, groups: usize) -> Result<Vec<Vec<Vec<i64>>>, Fault> {
     follow(log, layer, groups, |_, _| {})
 }
@@ -78,8 +77,7 @@ fn divide(slots: &mut [Vec<Vec<i64>>], gone: &mut [Vec<Vec<i64>>], budgets: &Hea
     }
 }
 
-/// One chunk, one sequence, one head: the sequence's own victims leave, the region's survivors move into the holes, candidates that the sequence
-/// keeps stand in front of its new tokens.
+/// One chunk, one sequence, one head: its own victims leave, the region's survivors fill the holes, what it keeps stands before its new tokens.
 fn step(
     slots: &mut Vec<i64>,
     gone: &mut [i64],

@@ -189,8 +189,7 @@ pub(super) fn norm(x_bgnd: &Tensor) -> Tensor {
     norms(x_bgnd).to_kind(Kind::Float)
 }
 
-/// For each entry, what mass its position has in all sequences. By position, not by slot: a sequence that ends in the chunk keeps its entries
-/// elsewhere.
+/// What mass each entry's position has in all sequences: in another slot, where a sequence ends in the chunk.
 fn summed_over_sequences(mass_bgc: Tensor, seen: &Observed<'_>) -> Tensor {
     let (batch, groups, _) = mass_bgc.size3().unwrap_or_default();
     if batch == 1 {
@@ -204,8 +203,7 @@ fn summed_over_sequences(mass_bgc: Tensor, seen: &Observed<'_>) -> Tensor {
     total.expand([batch, groups, tokens], false).gather(2, &position, false)
 }
 
-/// Attention mass times the norm of the value, scaled so that a chunk of `n` queries gives `n` to all entries together. The norm is
-/// the entry's feature 0.
+/// Attention mass times the norm of the value (feature 0), scaled so that a chunk of `n` queries gives `n` to all entries together.
 fn value_weighted(seen: &Observed<'_>) -> Tensor {
     let mass = seen.attention.mass(Queries::All).to_kind(Kind::Float);
     let weighted = match seen.feature(0) {
