@@ -109,7 +109,7 @@ pub(super) enum Mode<'a> {
 pub(super) struct ColumnAttention<'a> {
     pub(super) column: Column<'a>,
     pub(super) mode: Mode<'a>,
-    pub(super) routers: RouterTask<'a>,
+    pub(super) routers: Option<RouterTask<'a>>,
 }
 
 impl ColumnAttention<'_> {
@@ -190,7 +190,7 @@ impl Attend for ColumnAttention<'_> {
         } else {
             state.log.recall_routing(layer, spans, routed.top_k, num_experts, routed.probability_bnx.device())?
         };
-        self.routers.take(spans, routed.probability_bnx, &chosen_bnk);
+        self.routers.iter_mut().for_each(|task| task.take(spans, routed.probability_bnx, &chosen_bnk));
         Ok(chosen_bnk)
     }
 }

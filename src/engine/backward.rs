@@ -51,8 +51,7 @@ impl StepRun<'_> {
             let input = self.input(c, layers.start)?;
             // Undo log and final caches are wanted, and nothing behind the uppermost layer's keys and values.
             let column = Column { has_output: false, ..self.column(c, layers) };
-            let (mode, routers) = (Mode::Follow { keeps_undo: layers.clone() }, RouterTask::default());
-            let attend = &mut ColumnAttention { column, mode, routers };
+            let attend = &mut ColumnAttention { column, mode: Mode::Follow { keeps_undo: layers.clone() }, routers: None };
             let _ = self.pass().run(input, attend, &mut |_, _| Ok(()))?;
         }
         Ok(())
@@ -131,7 +130,7 @@ impl StepRun<'_> {
             }
         }
         let input = self.input(c, layers.start)?;
-        let routers = RouterTask::recording(self.router_weight() > 0.0, None);
+        let routers = (self.router_weight() > 0.0).then(RouterTask::default);
         CellGraph::record(&mut self.pass(), &input, self.column(c, layers), None, routers, self.schedule.first_layer())
     }
 

@@ -8,7 +8,6 @@ use super::attend::{Column, ColumnAttention, Mode};
 use super::forward::HiddenSink;
 use super::layer_state::{SharedLayer, new_layer_states};
 use super::attended_chunk::ChunkPart;
-use super::router_balance::RouterTask;
 use super::session::{Pass, PassOrder, Session, SessionSpec};
 use super::slots::Extent;
 use super::{ChunkPlan, ColumnWidth, Cuts, Engine, Settings, guarded};
@@ -150,7 +149,7 @@ impl Session {
             };
             let has_output = sink.is_some() || model.config().ends_in_experts();
             let column = Column { has_output, ..self.column(&spans, 0..self.layers.len()) };
-            let mut attend = ColumnAttention { column, mode, routers: RouterTask::default() };
+            let mut attend = ColumnAttention { column, mode, routers: None };
             let pads = engine.settings.static_width().map_or(0, |width| width - len);
             let ids_bn = ids_bn.narrow(1, 0, len as i64).constant_pad_nd([0, pads as i64]);
             let hidden = no_grad(|| pass.run(model.embed(&ids_bn), &mut attend, &mut |_, _| Ok(())))?;

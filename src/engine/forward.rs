@@ -125,7 +125,7 @@ impl<'a> StepRun<'a> {
                 Some(policies) => Mode::Choose { policies, keeps_undo, part: None },
                 None => Mode::Follow { keeps_undo },
             };
-            let routers = RouterTask::recording(has_router_loss, Some(routers));
+            let routers = has_router_loss.then(|| RouterTask { sums: Some(&mut *routers), roots: Vec::new() });
             let column = Column { continues, has_output: continues || has_output, ..session.column(spans, 0..below) };
             hidden = no_grad(|| {
                 pass.run(hidden, &mut ColumnAttention { column, mode, routers }, &mut |layer, input| {
@@ -142,7 +142,7 @@ impl<'a> StepRun<'a> {
             crate::units::sabotage::run_out_of_memory((1 + kept.len()) * spans.len() * layers.len());
             let has_output = has_output || layers.end < num_layers;
             let column = Column { continues, has_output, ..session.column(spans, layers) };
-            let task = RouterTask::recording(has_router_loss, Some(&mut *routers));
+            let task = has_router_loss.then(|| RouterTask { sums: Some(&mut *routers), roots: Vec::new() });
             let graph = CellGraph::record(&mut pass, &hidden, column, policies, task, schedule.first_layer())?;
             hidden = graph.output.detach();
             kept.insert((band, c), graph);

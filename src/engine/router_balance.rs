@@ -47,27 +47,17 @@ impl RouterSums {
     }
 }
 
-/// What is done with the probabilities of routers while a column runs; by default nothing.
+/// What is done with the probabilities of routers while a column runs, where they have a loss.
 #[derive(Default)]
 pub(super) struct RouterTask<'a> {
-    /// Whether there is a loss of routers; without one nothing is kept.
-    has_loss: bool,
     /// The sums to which they are added, in the forward phase.
-    sums: Option<&'a mut RouterSums>,
+    pub(super) sums: Option<&'a mut RouterSums>,
     /// Roots of the backward, where autograd runs: probabilities, and which of the tokens are real.
     pub(super) roots: Vec<(Tensor, Tensor)>,
 }
 
-impl<'a> RouterTask<'a> {
-    /// A task that records what the routers' loss needs, where there is one; in the forward phase with the sums to which a column is added.
-    pub(super) fn recording(has_loss: bool, sums: Option<&'a mut RouterSums>) -> Self {
-        Self { has_loss, sums, roots: Vec::new() }
-    }
-
+impl RouterTask<'_> {
     pub(super) fn take(&mut self, spans: &[ChunkSpan], probability_bnx: &Tensor, chosen_bnk: &Tensor) {
-        if !self.has_loss {
-            return;
-        }
         if let Some(sums) = &mut self.sums {
             sums.add(spans, probability_bnx, chosen_bnk);
         }

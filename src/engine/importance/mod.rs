@@ -84,7 +84,7 @@ impl LayerImportance {
 
     /// Goes back to before a chunk was written: of its entries all is known now.
     pub(super) fn unwind(&mut self, span: &ChunkSpan, undo: &Undo, placement: &Placement) {
-        let own = self.sums.as_mut().map(|sums| placement.unplace(&undo.unwind_sums(sums)));
+        let own = self.sums.as_ref().map(|sums| placement.unplace(&undo.unwind_sums(sums)));
         if let Some((x_bne, own_bgn2)) = self.inputs.remove(&span.index).zip(own) {
             self.gate.add(&x_bne, &own_bgn2, span.start);
         }
