@@ -28,21 +28,15 @@ impl Victims {
         Self { packed, fresh: None, unpacked: None }
     }
 
-    /// Packs slots below `cache_length`.
+    /// Packs slots below `cache_length`, and keeps them unpacked until the chunk is written.
     ///
     /// # Shapes
     /// `(1 or B, 1 or G, e)`, i64.
     pub fn new(slot_bge: &Tensor, cache_length: usize) -> Self {
         let packed = pack(slot_bge, Self::kind(cache_length));
         let fresh = copies_are_async(packed.device()).then(|| packed.shallow_clone());
-        Self { packed: Waiting::send(&packed), fresh, unpacked: None }
-    }
-
-    /// Packs slots below `cache_length`, and keeps them unpacked until the chunk is written.
-    fn chosen(slot_bge: Tensor, cache_length: usize) -> Self {
-        let victims = Self::new(&slot_bge, cache_length);
-        let is_here = victims.fresh.is_none() && slot_bge.device() == Device::Cpu;
-        Self { unpacked: is_here.then_some(slot_bge), ..victims }
+        let is_here = fresh.is_none() && slot_bge.device() == Device::Cpu;
+        Self { packed: Waiting::send(&packed), fresh, unpacked: is_here.then(|| slot_bge.shallow_clone()) }
     }
 
     /// The chunk is written: from now on the host has the slots, and nobody else.
@@ -156,7 +150,7 @@ pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>) -> Victims {
         let empty_first = budget.empty_first(key.size()[0], entries.num_evicted, key.device());
         key = order_empty(&key, entries.position_bgc, &empty_first);
     }
-    Victims::chosen(key.topk(entries.num_evicted as i64, 2, false, true).1, entries.cache_length)
+    Victims::new(&key.topk(entries.num_evicted as i64, 2, false, true).1, entries.cache_length)
 }
 
 /// The choice where only positions count and the host knows them all.
@@ -269,7 +263,7 @@ mod tests {
         let score = Tensor::from_slice(&[1.0f32, 0.5, 0.5, 3.0]).view([1, 1, 4]);
         let position = Tensor::from_slice(&[4i64, 9, 2, 0]).view([1, 1, 4]);
         let key = ordered(&score).bitwise_left_shift_tensor_scalar(32) + position;
-        assert_eq!(Victims::chosen(key.topk(3, 2, false, true).1, 4).shared().unwrap(), [2, 1, 0]);
+        assert_eq!(Victims::new(&key.topk(3, 2, false, true).1, 4).shared().unwrap(), [2, 1, 0]);
     }
 
     /// The rule is [`EvictionOrder::ByEntry`]'s, and what may not leave comes last.

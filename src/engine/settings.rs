@@ -260,7 +260,10 @@ impl Settings {
     /// The chunks and columns of a batch. Without a key no size is drawn: all are `chunk_size`.
     pub fn plan(&self, batch: &Batch, key: Option<StepKey>) -> Result<ChunkPlan, Fault> {
         let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
-        self.plan_by(&lengths, &self.cuts(batch, key))
+        let (cuts, key) = (self.cuts_as_they_come(), key.filter(|_| self.kv_cache.randomize_chunk_sizes));
+        let sizes = key.map(|key| RandomSizes::new(key, self.chunk_size(), cuts.span));
+        let singles_from = if self.grad.single_tokens_for_targets { first_target(batch) } else { None };
+        self.plan_by(&lengths, &Cuts { sizes, singles_from, ..cuts })
     }
 
     /// The plan of sequences of `lengths` tokens that nobody has read yet: no size is drawn, and no tokens are run one by one.
@@ -286,16 +289,6 @@ impl Settings {
         // The rule of the reference: one layer checkpoint of a cell weighs as much as one cache.
         let by_slots = || ColumnWidth::Tokens((self.tokens_per_slot * longest as f64) as usize);
         self.grad.chunks_per_cell.map_or_else(by_slots, ColumnWidth::Chunks)
-    }
-
-    fn cuts(&self, batch: &Batch, key: Option<StepKey>) -> Cuts {
-        let cuts = self.cuts_as_they_come();
-        let key = key.filter(|_| self.kv_cache.randomize_chunk_sizes);
-        Cuts {
-            sizes: key.map(|key| RandomSizes::new(key, self.chunk_size(), cuts.span)),
-            singles_from: if self.grad.single_tokens_for_targets { first_target(batch) } else { None },
-            ..cuts
-        }
     }
 
     /// The cuts of sequences of which nothing is known beforehand.
