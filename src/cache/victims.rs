@@ -355,7 +355,7 @@ mod tests {
     fn slots_are_packed_into_the_narrowest_integers() {
         for (cache_length, kind) in [(256, Kind::Uint8), (257, Kind::Int16), (65_536, Kind::Int16), (65_537, Kind::Int)] {
             let slots = [0, cache_length as i64 / 2, cache_length as i64 - 1];
-            let victims = Victims::new(&Tensor::from_slice(&slots).view([1, 1, 3]), cache_length);
+            let victims = Victims::of_host(&Tensor::from_slice(&slots).view([1, 1, 3]), cache_length);
             assert_eq!((victims.packed().kind(), victims.shared().unwrap()), (kind, slots.to_vec()));
         }
     }
