@@ -72,8 +72,8 @@ impl Undo {
             Tensor::zeros([moves.to.size()[0], own.size()[3]], (own.kind(), own.device())).index_add_(0, &retained.saved, &kept)
         });
         #[cfg(test)]
-        let evicted =
-            evicted.or(not_zeroed.filter(|_| crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::GradientNotZeroed)));
+        let evicted = evicted
+            .or(not_zeroed.filter(|_| crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::GradientNotZeroed)));
         move_back(sums, moves, evicted.as_ref());
         own
     }

@@ -26,9 +26,7 @@ pub use gradients::CacheGrads;
 pub use layer::{LayerCache, Written};
 pub(crate) use policies::{STREAMING_LLM_SINKS, rolling};
 pub use policies::{build, check_policy, initial_part};
-pub use policy::{
-    BudgetRule, ChunkAttention, Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Scope,
-};
+pub use policy::{BudgetRule, ChunkAttention, Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Scope};
 pub use ragged::Placement;
 pub use replay::{LayerLog, ReplayLog, log_bytes_per_token};
 pub use routing::Routing;

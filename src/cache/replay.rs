@@ -112,7 +112,6 @@ impl LayerLog {
         }
         Ok(Tensor::cat(&parts, 1))
     }
-
 }
 
 /// The choices of all layers, with the chunks they belong to.
@@ -148,7 +147,8 @@ impl ReplayLog {
     /// Fails if the log was made on another batch, with other caches, or by a model with another number of heads.
     pub fn check_fits(&self, spans: &[ChunkSpan], cache_lengths: &[usize], num_kv_heads: &[usize]) -> Result<(), Fault> {
         same(&cache_lengths.len(), &self.layers.len(), |n| format!("{n} layers"))?;
-        same(&num_sequences(spans), &num_sequences(&self.spans), |n| format!("a batch of {n}"))?;
+        let batch = |spans: &[ChunkSpan]| spans.first().map_or(0, ChunkSpan::num_sequences);
+        same(&batch(spans), &batch(&self.spans), |n| format!("a batch of {n}"))?;
         for (expected, found) in spans.iter().zip(&self.spans) {
             let words = |s: &ChunkSpan| {
                 let ChunkSpan { index, chunk, start, len, real, is_block } = s;
@@ -188,10 +188,6 @@ pub fn log_bytes_per_token(scope: Scope, cache_length: usize, batch: usize, num_
         Scope::Head => batch * num_kv_heads,
     };
     Bytes((choices * Victims::kind(cache_length).elt_size_in_bytes()) as u64)
-}
-
-fn num_sequences(spans: &[ChunkSpan]) -> usize {
-    spans.first().map_or(0, ChunkSpan::num_sequences)
 }
 
 fn same<T: PartialEq>(expected: &T, found: &T, words: impl Fn(&T) -> String) -> Result<(), Fault> {

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use tch::{Tensor, no_grad};
 
-use super::layer_state::{ChunkGrads, SharedLayer, allocate_across_layers, link};
 use super::attended_chunk::ChunkPart;
+use super::layer_state::{ChunkGrads, SharedLayer, allocate_across_layers, link};
 use super::router_balance::RouterTask;
 use super::undo_log::KeepUndo;
 use crate::cache::{ChunkSpan, Policy, Routing};
@@ -190,7 +190,9 @@ impl Attend for ColumnAttention<'_> {
         } else {
             state.log.recall_routing(layer, spans, routed.top_k, num_experts, routed.probability_bnx.device())?
         };
-        self.routers.iter_mut().for_each(|task| task.take(spans, routed.probability_bnx, &chosen_bnk));
+        if let Some(routers) = &mut self.routers {
+            routers.take(spans, routed.probability_bnx, &chosen_bnk);
+        }
         Ok(chosen_bnk)
     }
 }

@@ -25,7 +25,9 @@ impl Calibration {
     /// Has the layers of a batch of so many tokens learn in its backward phase.
     pub(super) fn attach(&mut self, layers: &[SharedLayer], tokens: usize) {
         for (state, importance) in layers.iter().zip(&mut self.0) {
-            importance.iter_mut().for_each(|of| of.counts_from = tokens / 2);
+            if let Some(importance) = importance {
+                importance.counts_from = tokens / 2;
+            }
             locked(state).importance = importance.take();
         }
     }

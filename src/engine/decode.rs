@@ -2,9 +2,9 @@
 
 use tch::{Tensor, no_grad};
 
+use super::attended_chunk::ChunkPart;
 use super::extend::other_ids;
 use super::layer_state::{SharedLayer, allocate_across_layers};
-use super::attended_chunk::ChunkPart;
 use super::session::{PassOrder, Session};
 use super::{Engine, guarded};
 use crate::cache::{Policy, Routing};

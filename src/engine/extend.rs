@@ -1,13 +1,11 @@
 //! A session that is extended as tokens come: a prompt as a whole, a generated token alone.
 
-use std::sync::{Arc, Mutex};
-
 use tch::{Tensor, no_grad};
 
 use super::attend::{Column, ColumnAttention, Mode};
+use super::attended_chunk::ChunkPart;
 use super::forward::HiddenSink;
 use super::layer_state::{SharedLayer, new_layer_states};
-use super::attended_chunk::ChunkPart;
 use super::session::{Pass, PassOrder, Session, SessionSpec};
 use super::slots::Extent;
 use super::{ChunkPlan, ColumnWidth, Cuts, Engine, Settings, guarded};
@@ -50,7 +48,7 @@ impl Session {
     pub fn fork(&self) -> Result<Self, Fault> {
         guarded(|| {
             Ok(Self {
-                layers: self.layers.iter().map(|layer| Ok(Arc::new(Mutex::new(locked(layer).fork()?)))).collect::<Result<_, Fault>>()?,
+                layers: self.layers.iter().map(|layer| locked(layer).fork()).collect::<Result<_, _>>()?,
                 plan: self.plan.clone(),
                 spec: self.spec.clone(),
                 frequencies: self.frequencies.clone(),

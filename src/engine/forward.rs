@@ -40,8 +40,9 @@ impl<'a> StepRun<'a> {
         let plan = settings.plan(batch, context.and_then(|c| c.chunk_sizes))?;
         // The kernels that attend on the device are tried, where they have not been.
         for layer in &model.config().layers {
-            let why_not = attention::try_kernels(model.device(), model.kind(), layer.attention.head_dim as i64);
-            why_not.iter().for_each(|why| observer.note(why));
+            for why in attention::try_kernels(model.device(), model.kind(), layer.attention.head_dim as i64) {
+                observer.note(&why);
+            }
         }
         let tokens = BatchIds::new(batch, plan.len(), model);
         let shapes = settings.cache_shapes(model.config(), &plan, model.kind(), model.device());

@@ -52,9 +52,9 @@ impl LayerState {
     }
 
     /// A copy that goes on by itself from here; only for a layer without an undo log.
-    pub(super) fn fork(&self) -> Result<Self, Fault> {
+    pub(super) fn fork(&self) -> Result<SharedLayer, Fault> {
         let (log, partial) = (self.log.clone(), self.partial.clone());
-        Ok(Self { log, partial, ..Self::new(self.cache.fork()?, self.undo.store.clone()) })
+        Ok(Arc::new(Mutex::new(Self { log, partial, ..Self::new(self.cache.fork()?, self.undo.store.clone()) })))
     }
 
     /// Fills the cache with what another one holds; the choices that led there are not known.

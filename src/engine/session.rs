@@ -5,8 +5,8 @@ use std::ops::Range;
 use tch::{Kind, Tensor};
 
 use super::attend::{Column, ColumnAttention};
-use super::layer_state::SharedLayer;
 use super::attended_chunk::ChunkPart;
+use super::layer_state::SharedLayer;
 use super::{ChunkPlan, Settings};
 use crate::cache::{CacheShape, ChunkSpan, LayerCache, LayerLog, ReplayLog};
 use crate::model::{CapturedLayers, ColumnLayers, DropoutContext, Model};

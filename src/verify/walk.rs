@@ -94,8 +94,8 @@ fn step(
     if let Some(slot) = sorted.iter().find(|&&slot| slot < 0 || slot as usize >= filled) {
         return Err(format!("slot {slot} of {filled}"));
     }
-    if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(format!("slot {} twice", pair[0]));
+    if let Some([slot, _]) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(format!("slot {slot} twice"));
     }
     // A sequence in a block gives up its slots for all of the block, unless it has ended before.
     let taken = if span.is_block && span.real_of(sequence) > 0 { span.len } else { span.real_of(sequence) };
