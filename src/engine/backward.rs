@@ -7,11 +7,10 @@ use tch::{Tensor, no_grad};
 
 use super::attend::{Column, ColumnAttention, Mode};
 use super::cell_graph::CellGraph;
-use super::gradient_sums::GradientSums;
 use super::router_balance::RouterTask;
 use super::schedule::BackwardStage;
 use super::session::{Pass, PassOrder};
-use super::step_run::StepRun;
+use super::step_run::{GradientSums, StepRun};
 use super::{Event, MicroBatchGradients};
 use crate::model::Model;
 use crate::native::{locked, or_panic, take_gradient};

@@ -12,7 +12,6 @@ mod engine_parts;
 mod events;
 mod extend;
 mod forward;
-mod gradient_sums;
 mod gradients;
 mod guard;
 mod head_run;

@@ -22,4 +22,4 @@ pub use tensor_io::{
 };
 pub use tensor_store::{Store, bytes_of};
 pub use vectors::Bits;
-pub use waiting::{Bundle, Waiting};
+pub use waiting::Waiting;
