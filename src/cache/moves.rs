@@ -118,11 +118,8 @@ fn per_head(at: Geometry, victim_bge: &Tensor, e: i64) -> (Tensor, Tensor, Tenso
     let to = victim_bge.gather(2, &order, false);
     let tail =
         Tensor::arange_start(region, (region + e).max(region), (Kind::Int64, device)).expand([at.batch, at.groups, e], false);
-    let is_victim = Tensor::zeros([at.batch, at.groups, at.slots], (Kind::Int64, device)).scatter_value(2, victim_bge, 1).gather(
-        2,
-        &tail.contiguous(),
-        false,
-    );
+    let leaves = Tensor::zeros([at.batch, at.groups, at.slots], (Kind::Int64, device)).scatter_value(2, victim_bge, 1);
+    let is_victim = leaves.gather(2, &tail.contiguous(), false);
     let from = tail.gather(2, &(&tail + is_victim * at.slots).argsort(-1, false), false);
     (to, order, from)
 }

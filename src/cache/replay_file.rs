@@ -207,11 +207,9 @@ fn read_budgets(
     let (shape, flat) = read_numbers(file, &named(layer, "shares"), &[None, None])?;
     let (view, active, sequences) = (file.get(&named(layer, "leaving"))?, span.num_sequences(), shape[0]);
     if shape[1] == 0 || ![active, batch].contains(&sequences) {
-        let found = format!("{sequences} sequences and {} heads", shape[1]);
-        return Err(invalid(
-            file,
-            format!("`{}` is of {found}, expected {active} sequences and some heads", named(layer, "shares")),
-        ));
+        let (name, heads) = (named(layer, "shares"), shape[1]);
+        let expected = format!("{active} sequences and some heads");
+        return Err(invalid(file, format!("`{name}` is of {sequences} sequences and {heads} heads, expected {expected}")));
     }
     if view.dtype != Dtype::U8 || view.shape != [sequences, shape[1], filled] || view.bytes.iter().any(|&b| b > 1) {
         let (dtype, found) = (view.dtype, view.shape);

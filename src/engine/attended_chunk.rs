@@ -24,9 +24,7 @@ pub(super) struct AttendedChunk<'a> {
 
 impl ChunkAttention for AttendedChunk<'_> {
     fn mass(&self, queries: Queries) -> Tensor {
-        if let Some((summed, mass)) = &self.mass
-            && *summed == queries
-        {
+        if let Some((_, mass)) = self.mass.as_ref().filter(|(summed, _)| *summed == queries) {
             return mass.shallow_clone();
         }
         let lse = self.saved.placement.silence(&self.saved.attended.lse_bhn);

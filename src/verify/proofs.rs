@@ -105,11 +105,8 @@ impl<'a> Proofs<'a> {
         let (first_choices, reference) = self.first.insert(first);
         let first_trained = model.first_trained_layer();
         let bound = ErrorBound::of_stores(engine.settings(), first_trained);
-        let apart = self
-            .exact
-            .as_ref()
-            .filter(|_| bound.is_none())
-            .map(|exact| Comparison::new(&ours.losses, &ours.gradients, &exact.losses, &exact.gradients).worst());
+        let exact = self.exact.as_ref().filter(|_| bound.is_none());
+        let apart = exact.map(|exact| Comparison::new(&ours.losses, &ours.gradients, &exact.losses, &exact.gradients).worst());
         let columns = engine.settings().plan(batch, context.chunk_sizes)?.columns;
         let widest = columns.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         let bands = engine.settings().trained_bands(first_trained);

@@ -146,11 +146,8 @@ fn through_the_head(
     run_backward(&roots, &seeds)?;
     let losses = Vec::<f64>::try_from(loss_n.to_device(Device::Cpu).to_kind(Kind::Double))?;
     let correct = Vec::<f64>::try_from(correct_n.to_device(Device::Cpu).to_kind(Kind::Double))?;
-    Ok(target_positions
-        .iter()
-        .zip(losses.into_iter().zip(correct))
-        .map(|(&pick, (loss, correct))| (pick, loss, correct > 0.0))
-        .collect())
+    let figures = target_positions.iter().zip(losses).zip(correct);
+    Ok(figures.map(|((&pick, loss), correct)| (pick, loss, correct > 0.0)).collect())
 }
 
 fn gone_tensor(gone: &[Vec<Vec<i64>>], device: Device) -> Tensor {

@@ -22,7 +22,9 @@ use crate::units::Fault;
 struct HeavyHittersParams {
     grace_period: GracePeriod,
     keep_initial_fraction: Option<f64>,
+    /// Whether a score is divided by the number of queries that gave it.
     normalize_scores: bool,
+    /// Whether one scoring query too many counts for tokens of the prefill span, as in the reference implementation.
     reference_counts: bool,
     score_prefill: bool,
 }
@@ -48,17 +50,17 @@ struct Qh2oParams {
 }
 
 pub(super) fn h2o(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    HeavyHitters::build(choice, &choice.params()?, cache_length, Gives::Attention, None)
+    HeavyHitters::build(choice, choice.params()?, cache_length, Gives::Attention, None)
 }
 
 pub(super) fn h2o_vlen(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    HeavyHitters::build(choice, &choice.params()?, cache_length, Gives::ValueWeighted, None)
+    HeavyHitters::build(choice, choice.params()?, cache_length, Gives::ValueWeighted, None)
 }
 
 pub(super) fn h2o_orig(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let H2oOrigParams { keep_initial_fraction, score_prefill } = choice.params()?;
     let params = HeavyHittersParams { keep_initial_fraction, score_prefill, ..HeavyHittersParams::default() };
-    HeavyHitters::build(choice, &params, cache_length, Gives::BatchAttention, None)
+    HeavyHitters::build(choice, params, cache_length, Gives::BatchAttention, None)
 }
 
 pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
@@ -79,7 +81,7 @@ fn beside_error(choice: &PolicyRecipe, cache_length: usize, gives: Gives) -> Res
         score_prefill: p.score_prefill,
     };
     let attention = fraction(choice, "combination_constant", p.combination_constant.unwrap_or(0.5))?;
-    HeavyHitters::build(choice, &params, cache_length, gives, Some(attention))
+    HeavyHitters::build(choice, params, cache_length, gives, Some(attention))
 }
 
 /// What a query gives to an entry.
@@ -98,11 +100,7 @@ struct HeavyHitters {
     grace: usize,
     /// The fraction of the cache length whose first tokens stay at an eviction before anything has been scored.
     keep_initial: f64,
-    /// Whether a score is divided by the number of queries that gave it.
-    normalize: bool,
-    /// Whether one scoring query too many counts for tokens of the prefill span, as in the reference implementation.
-    reference_counts: bool,
-    score_prefill: bool,
+    params: HeavyHittersParams,
     gives: Gives,
     /// The weight of attention in the score; the rest goes to the error of quantisation. `None` leaves that error out.
     beside_error: Option<f64>,
@@ -111,7 +109,7 @@ struct HeavyHitters {
 impl HeavyHitters {
     fn build(
         choice: &PolicyRecipe,
-        params: &HeavyHittersParams,
+        params: HeavyHittersParams,
         cache_length: usize,
         gives: Gives,
         beside_error: Option<f64>,
@@ -124,9 +122,7 @@ impl HeavyHitters {
         Ok(Box::new(Self {
             grace: params.grace_period.tokens(choice, cache_length)?,
             keep_initial: fraction(choice, "keep_initial_fraction", params.keep_initial_fraction.unwrap_or(0.05))?,
-            normalize: params.normalize_scores,
-            reference_counts: params.reference_counts,
-            score_prefill: params.score_prefill,
+            params,
             gives,
             beside_error,
         }))
@@ -134,7 +130,8 @@ impl HeavyHitters {
 
     /// Number of queries that have scored each entry: those since it was written, the prefill span's if they count.
     fn num_scorers(&self, entries: &Entries<'_>) -> Tensor {
-        let first = if self.score_prefill { 0 } else { entries.prefill as i64 - i64::from(self.reference_counts) };
+        let HeavyHittersParams { score_prefill, reference_counts, .. } = self.params;
+        let first = if score_prefill { 0 } else { entries.prefill as i64 - i64::from(reference_counts) };
         (entries.next_position as i64 - entries.position_bgc.clamp_min(first)).to_kind(Kind::Float)
     }
 }
@@ -146,7 +143,7 @@ impl Policy for HeavyHitters {
             let keep_first = (self.keep_initial * entries.cache_length as f64) as usize;
             return EvictionOrder::ByPosition { keep_first };
         };
-        let score_bgc = if self.normalize { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };
+        let score_bgc = if self.params.normalize_scores { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };
         // The last of what `describe` said.
         let index = i64::from(self.gives == Gives::ValueWeighted);
         match self.beside_error.and_then(|a| Some((a, entries.feature(index)?))) {
@@ -158,10 +155,10 @@ impl Policy for HeavyHitters {
     fn traits(&self) -> PolicyTraits<'_> {
         PolicyTraits {
             grace: self.grace,
-            prefill_queries: self.score_prefill.then_some(Queries::All),
+            prefill_queries: self.params.score_prefill.then_some(Queries::All),
             chunk_queries: Some(Queries::All),
             // Only if there are scores at the first eviction.
-            compares_heads: self.score_prefill,
+            compares_heads: self.params.score_prefill,
             needs_quantised: self.beside_error.is_some(),
             couples_sequences: self.gives == Gives::BatchAttention,
             ..PolicyTraits::default()
@@ -180,7 +177,7 @@ impl Policy for HeavyHitters {
             Gives::BatchAttention => summed_over_sequences(seen.attention.mass(Queries::All).to_kind(Kind::Float), seen),
             Gives::ValueWeighted => value_weighted(seen),
         };
-        (self.score_prefill || !seen.is_prefill).then(|| seen.plus(given()))
+        (self.params.score_prefill || !seen.is_prefill).then(|| seen.plus(given()))
     }
 }
 
