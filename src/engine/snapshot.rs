@@ -89,7 +89,8 @@ impl Session {
             session.plan = ChunkPlan::behind(engine.settings().cuts_of(&spec), last);
             for (layer, (state, mut cache)) in session.layers.iter().zip(numbers.caches).enumerate() {
                 let prefix = format!("layers.{layer}.");
-                let own = |(name, tensor): &(String, Tensor)| Some((name.strip_prefix(&prefix)?.to_owned(), tensor.shallow_clone()));
+                let own =
+                    |(name, tensor): &(String, Tensor)| Some((name.strip_prefix(&prefix)?.to_owned(), tensor.shallow_clone()));
                 cache.tensors = tensors.iter().filter_map(own).collect();
                 locked(state).fill(&cache)?;
             }

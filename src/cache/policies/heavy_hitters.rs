@@ -143,7 +143,8 @@ impl Policy for HeavyHitters {
             let keep_first = (self.keep_initial * entries.cache_length as f64) as usize;
             return EvictionOrder::ByPosition { keep_first };
         };
-        let score_bgc = if self.params.normalize_scores { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };
+        let score_bgc =
+            if self.params.normalize_scores { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };
         // The last of what `describe` said.
         let index = i64::from(self.gives == Gives::ValueWeighted);
         match self.beside_error.and_then(|a| Some((a, entries.feature(index)?))) {
