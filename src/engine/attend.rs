@@ -84,16 +84,11 @@ pub(super) enum Mode<'a> {
     /// Policies choose, and what they choose is recorded.
     Choose {
         policies: &'a [Box<dyn Policy>],
-        /// The layers whose undo log is kept.
-        keeps_undo: Range<usize>,
         /// The part of a chunk that the column is, where it is no whole one.
         part: Option<&'a ChunkPart>,
     },
     /// Recorded choices are followed: in a forward phase that is given its log, or in a layer band's second forward.
-    Follow {
-        /// The layers whose undo log is kept.
-        keeps_undo: Range<usize>,
-    },
+    Follow,
     /// A cell is computed with autograd: one custom node per layer and chunk, over the shared buffers.
     Differentiate {
         /// What chooses, in the forward phase; recorded choices are followed without it.
@@ -109,6 +104,8 @@ pub(super) enum Mode<'a> {
 pub(super) struct ColumnAttention<'a> {
     pub(super) column: Column<'a>,
     pub(super) mode: Mode<'a>,
+    /// The layers whose undo log is kept; under autograd a cell has its own.
+    pub(super) keeps_undo: Range<usize>,
     pub(super) routers: Option<RouterTask<'a>>,
 }
 
@@ -116,7 +113,7 @@ impl ColumnAttention<'_> {
     /// Distributes a budget that all layers share, where policies choose and the column begins with the first chunk that evicts.
     pub(super) fn allocate_budgets(&self) {
         // A chunk whose tokens come in parts has its budgets from the call that began it.
-        let (Mode::Choose { policies, part: None, .. } | Mode::Differentiate { policies: Some(policies), .. }) = self.mode else {
+        let (Mode::Choose { policies, part: None } | Mode::Differentiate { policies: Some(policies), .. }) = self.mode else {
             return;
         };
         // Where a column is run band by band, the bands below have written its chunks when the next one begins.
@@ -129,22 +126,19 @@ impl ColumnAttention<'_> {
 impl Attend for ColumnAttention<'_> {
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
         let (column, state, wants_output) = (self.column, &self.column.states[layer.0], self.wants_output(layer));
+        let keep = if self.keeps_undo.contains(&layer.0) { KeepUndo::Parked } else { KeepUndo::Nothing };
         match &mut self.mode {
-            Mode::Choose { policies, keeps_undo, part } => {
-                let (policy, keeps_undo) = (&*policies[layer.0], keeps_undo.contains(&layer.0));
-                column.with_cache(layer, column.above(layer), || {
-                    column.by_chunk(&qkv, |span, qkv| {
-                        let mut state = locked(state);
-                        match *part {
-                            Some(part) => state.decide_part(policy, part, qkv),
-                            None => Ok(state.decide(policy, span, qkv, KeepUndo::of(keeps_undo))?.0),
-                        }
-                    })
+            Mode::Choose { policies, part } => column.with_cache(layer, column.above(layer), || {
+                column.by_chunk(&qkv, |span, qkv| {
+                    let (mut state, policy) = (locked(state), &*policies[layer.0]);
+                    match *part {
+                        Some(part) => state.decide_part(policy, part, qkv),
+                        None => Ok(state.decide(policy, span, qkv, keep)?.0),
+                    }
                 })
-            }
-            Mode::Follow { keeps_undo } => column.with_cache(layer, column.above(layer), || {
-                let keeps_undo = keeps_undo.contains(&layer.0);
-                column.by_chunk(&qkv, |span, qkv| locked(state).replay(span, qkv, keeps_undo, wants_output))
+            }),
+            Mode::Follow => column.with_cache(layer, column.above(layer), || {
+                column.by_chunk(&qkv, |span, qkv| locked(state).replay(span, qkv, keep, wants_output))
             }),
             Mode::Differentiate { policies, chain, chain_ends } => {
                 let policy = policies.map(|policies| &*policies[layer.0]);

@@ -50,7 +50,7 @@ impl StepRun<'_> {
             let input = self.input(c, layers.start)?;
             // Undo log and final caches are wanted, and nothing behind the uppermost layer's keys and values.
             let column = Column { has_output: false, ..self.column(c, layers) };
-            let attend = &mut ColumnAttention { column, mode: Mode::Follow { keeps_undo: layers.clone() }, routers: None };
+            let attend = &mut ColumnAttention { column, mode: Mode::Follow, keeps_undo: layers.clone(), routers: None };
             let _ = self.pass().run(input, attend, &mut |_, _| Ok(()))?;
         }
         Ok(())

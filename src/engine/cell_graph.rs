@@ -38,7 +38,7 @@ impl CellGraph {
         // Requires grad, whatever is trained.
         let chain = link(&input).set_requires_grad(true);
         let mode = Mode::Differentiate { policies, chain: &chain, chain_ends: Vec::new() };
-        let mut attend = ColumnAttention { column, mode, routers };
+        let mut attend = ColumnAttention { column, mode, keeps_undo: 0..0, routers };
         let output = with_grad(|| pass.run(input.shallow_clone(), &mut attend, &mut |_, _| Ok(())))?;
         let ColumnAttention { mode, routers, .. } = attend;
         let chain_ends = if let Mode::Differentiate { chain_ends, .. } = mode { chain_ends } else { Vec::new() };

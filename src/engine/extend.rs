@@ -136,7 +136,7 @@ impl Session {
             self.check_room(num_tokens as usize)?;
             let (spans, part) = self.next_spans(engine, num_tokens as usize);
             let (start, len) = (spans[0].start, spans.iter().map(|span| span.len).sum::<usize>());
-            let mode = Mode::Choose { policies: &engine.settings.policies, keeps_undo: 0..0, part: part.as_ref() };
+            let mode = Mode::Choose { policies: &engine.settings.policies, part: part.as_ref() };
             let mut pass = Pass {
                 model,
                 captured: Some(layers),
@@ -147,7 +147,7 @@ impl Session {
             };
             let has_output = sink.is_some() || model.config().ends_in_experts();
             let column = Column { has_output, ..self.column(&spans, 0..self.layers.len()) };
-            let mut attend = ColumnAttention { column, mode, routers: None };
+            let mut attend = ColumnAttention { column, mode, keeps_undo: 0..0, routers: None };
             let pads = engine.settings.static_width().map_or(0, |width| width - len);
             let ids_bn = ids_bn.narrow(1, 0, len as i64).constant_pad_nd([0, pads as i64]);
             let hidden = no_grad(|| pass.run(model.embed(&ids_bn), &mut attend, &mut |_, _| Ok(())))?;

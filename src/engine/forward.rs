@@ -122,14 +122,11 @@ impl<'a> StepRun<'a> {
         let below = schedule.first_kept_layer(c).min(num_layers);
         let continues = below < num_layers;
         if below > 0 {
-            let mode = match policies {
-                Some(policies) => Mode::Choose { policies, keeps_undo, part: None },
-                None => Mode::Follow { keeps_undo },
-            };
+            let mode = policies.map_or(Mode::Follow, |policies| Mode::Choose { policies, part: None });
             let routers = has_router_loss.then(|| RouterTask { sums: Some(&mut *routers), roots: Vec::new() });
             let column = Column { continues, has_output: continues || has_output, ..session.column(spans, 0..below) };
             hidden = no_grad(|| {
-                pass.run(hidden, &mut ColumnAttention { column, mode, routers }, &mut |layer, input| {
+                pass.run(hidden, &mut ColumnAttention { column, mode, keeps_undo, routers }, &mut |layer, input| {
                     if schedule.is_border(layer, c) {
                         checkpoints.insert((layer, c), engine.stores.layer_checkpoints.offload(input)?);
                     }

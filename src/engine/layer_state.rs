@@ -122,14 +122,8 @@ impl LayerState {
     }
 
     /// Follows the recorded choice: writes, and attends where somebody `wants_output`; else what comes out is empty.
-    pub(super) fn replay(
-        &mut self,
-        span: &ChunkSpan,
-        tokens: &Qkv,
-        keep_undo: bool,
-        wants_output: bool,
-    ) -> Result<Tensor, Fault> {
-        let (own, placement) = self.write(span, tokens, KeepUndo::of(keep_undo))?;
+    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: &Qkv, keep: KeepUndo, wants_output: bool) -> Result<Tensor, Fault> {
+        let (own, placement) = self.write(span, tokens, keep)?;
         if !wants_output {
             return Ok(tokens.q_bhnd.narrow(2, 0, 0));
         }

@@ -27,12 +27,6 @@ pub(super) enum KeepUndo {
     Resident,
 }
 
-impl KeepUndo {
-    pub(super) fn of(is_kept: bool) -> Self {
-        if is_kept { Self::Parked } else { Self::Nothing }
-    }
-}
-
 impl UndoLog {
     pub(super) fn new(store: Store) -> Self {
         Self { store, waiting: HashMap::new(), resident: HashMap::new() }
