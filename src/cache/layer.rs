@@ -202,7 +202,7 @@ impl LayerCache {
     /// The recorded choice for `span`, checked to have the number of evictions that the cache needs.
     pub fn recall<'a>(&self, log: &'a LayerLog, span: &ChunkSpan) -> Result<Option<&'a Victims>, Fault> {
         let victims = log.victims(span.index);
-        let (expected, found) = (span.evictions(self.filled, self.capacity()), victims.map_or(0, Victims::len));
+        let (expected, found) = (span.evictions(self.filled, self.capacity()), victims.map_or(0, Victims::count));
         if found == expected {
             return Ok(victims);
         }

@@ -68,7 +68,7 @@ pub(super) struct Retained {
 
 /// Plans the moves for `victims`, of which sequence `b` keeps the last `retained[b]`.
 pub(super) fn plan(at: Geometry, victims: &Victims, span: &ChunkSpan, retained: &[usize], device: Device) -> Moves {
-    let e = victims.len() as i64;
+    let e = victims.count() as i64;
     let Geometry { batch, groups, slots, .. } = at;
     let (to, order, from) = match victims.shared() {
         Some(slots) => shared(at, &slots, device),

@@ -79,7 +79,7 @@ impl LayerLog {
         let size = old.packed().size();
         let mut slots: Vec<i64> = Vec::try_from(old.slots(size[0], size[1], tch::Device::Cpu).reshape([-1])).unwrap();
         // A head's own victims come first in the flat list; its neighbour below is filled, and so is the next one up.
-        let own = &slots[..old.len()];
+        let own = &slots[..old.count()];
         let free = |slot: &i64| !own.contains(slot);
         slots[0] = (0..slots[0]).rev().find(free).or_else(|| (slots[0] + 1..=slots[0] + own.len() as i64).find(free)).unwrap();
         self.victims[index] = Some(Victims::new(&tch::Tensor::from_slice(&slots).view(&size[..]), 1 << 20));

@@ -82,18 +82,14 @@ impl Victims {
     }
 
     /// How many slots leave per sequence and head.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.packed.size()[2] as usize
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// The slots on the host, where all sequences and heads agree on them; of a choice that a device has just made the host knows nothing.
     pub fn shared(&self) -> Option<Vec<i64>> {
         let agreed = self.packed.size()[..2] == [1, 1] && self.fresh.is_none();
-        agreed.then(|| Vec::try_from(self.unpacked().reshape([-1])).ok()).flatten()
+        agreed.then(|| self.flat())
     }
 
     /// The slots as one tensor `(B, G, e)`, i64.
@@ -103,7 +99,7 @@ impl Victims {
             (None, Some(fresh)) => unpack(fresh),
             (None, None) => unpack(&or_panic(self.packed.fetch(device))),
         };
-        unpacked.to_device(device).expand([batch, groups, self.len() as i64], false)
+        unpacked.to_device(device).expand([batch, groups, self.count() as i64], false)
     }
 
     /// The slots of one sequence and head, on the host.

@@ -143,7 +143,7 @@ impl<'a> Played<'a> {
         let (scene, filled) = (self.scene, self.cache.positions().size()[2]);
         let slots = self.budgets(span).map_or(self.shape.cache_length, |budgets| budgets.slots);
         let needed = span.evictions(filled as usize, slots);
-        assert_eq!(victims.map_or(0, Victims::len), needed, "{scene:?}, chunk {}", span.index);
+        assert_eq!(victims.map_or(0, Victims::count), needed, "{scene:?}, chunk {}", span.index);
         let Some(victims) = victims else { return };
         for (sequence, head, mut slots) in
             by_head(&victims.slots(span.num_sequences() as i64, self.shape.groups, self.shape.device))
