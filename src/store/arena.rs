@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use tch::{Device, Tensor};
 
 use super::copier::{Copier, CopyMark, CopyStream, copier_of};
-use super::ranges::{Ranges, aligned};
-use super::segments::{Segment, TensorRange, step, take};
+use super::segments::{Ranges, Segment, TensorRange, aligned, step, take};
 use super::tensor_io::torch;
 use crate::files::Scratch;
 use crate::native::cuda::upload;

@@ -5,7 +5,6 @@ mod blocks;
 mod copier;
 #[cfg(test)]
 mod delayed;
-mod ranges;
 mod segments;
 mod tensor_io;
 mod tensor_store;

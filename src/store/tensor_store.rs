@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use super::arena::{Arena, StoreUsage};
 #[cfg(test)]
 use super::copier::Copier;
-use super::ranges::aligned;
+use super::segments::aligned;
 use super::{Bits, blocks};
 use crate::native::locked;
 use crate::recipe::StoreForm;
