@@ -1,8 +1,8 @@
 //! Budgets of slots by sequence and KV head, of one layer or of all, chosen once, before the first entries leave (as in `AdaKV`,
 //! arXiv 2407.11550).
 //!
-//! All heads have buffers as long as the largest share; a head with a smaller one leaves slots empty. A share is what the scores
-//! give: of the better half of a sequence's entries, each head counts its own. So a share is at most twice the cache length.
+//! All heads have buffers as long as the largest share, which is at most twice the cache length: of the better half of a sequence's entries,
+//! each head counts its own.
 
 use std::cmp::Reverse;
 

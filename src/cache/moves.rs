@@ -1,8 +1,7 @@
 //! The tail-resident move: what leaves, what moves into its place, and the way back.
 //!
-//! After a write the chunk stands in the last of the filled slots, in order. Example: 8 slots, all filled, 2 new tokens, victims
-//! {1, 7}: the region is [6, 8); slot 6 survives and moves to slot 1, slot 7 is dropped, the new tokens take 6 and 7. So
-//! destinations are [1, 7] and sources [6, 7]: a victim inside the region "moves" onto itself.
+//! After a write the chunk stands in the last of the filled slots, in order; a victim among them "moves" onto itself. `docs/METHOD.md`, section
+//! 3, has an example.
 
 use tch::{Device, Kind, Tensor};
 

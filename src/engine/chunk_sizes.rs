@@ -1,7 +1,6 @@
 //! Sizes of chunks drawn at random: a few for each step, and one of them for each chunk, without any state.
 //!
-//! What is drawn depends on the run's seed, the step and the number of the chunk alone. So the sequences of a step are cut in the same
-//! places however they are batched, a shorter sequence as the beginning of a longer one, and a resumed run goes on as it would have.
+//! What is drawn depends on the run's seed, the step and the number of the chunk alone: not on the batching, nor on where a run was resumed.
 
 use std::ops::RangeInclusive;
 

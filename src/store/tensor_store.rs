@@ -18,9 +18,7 @@ use crate::units::Bytes;
 impl StoreForm {
     /// How a tensor of `kind` waits: what is no float, and what is empty, is kept to the bit.
     ///
-    /// `int8` has a ninth bit that halves the step, in blocks of up to 64: 1.19 bytes a value with minimum and scale. Normally distributed
-    /// values come back with 0.27 % of error. (8 bits in blocks of 8 leave as much error on 1.5 bytes: a bit more costs less than shorter
-    /// blocks do.) `int4` has a fifth likewise: 0.69 bytes a value, and 4.4 % of error.
+    /// `int8` has a ninth bit that halves the step, and `int4` a fifth: a bit more costs less than shorter blocks do (`docs/reference/costs.md`).
     pub(super) fn bits_of(self, size: &[i64], kind: Kind) -> Option<Bits> {
         let is_float = matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);
         let rounds = is_float && size.iter().all(|&n| n > 0);

@@ -1,8 +1,7 @@
 //! Vectors in few bits, each with a minimum and a scale of its own: how a cache keeps keys and values, and stores their blocks.
 //!
-//! Minimum and scale are rounded to their stored 16 bits first, the minimum down and the scale up, and the levels are computed
-//! with what is stored. So the range covers the vector whatever it is, and `|x − x̂| ≤ scale / 2` holds always: for vectors that do
-//! not contain zero, for constants, and for numbers that f16 cannot hold.
+//! Minimum and scale are rounded to their stored 16 bits first, the minimum down and the scale up, and the levels are computed with what is
+//! stored: so the range covers any vector, and `|x − x̂| ≤ scale / 2` holds always.
 
 use tch::{Kind, Tensor};
 

@@ -63,14 +63,7 @@ const STORES_OF_ONE_BAND: [[StoreRecipe; 2]; 2] = [[PLAIN, FILE], [PLAIN, INT8]]
 /// All tilings that are worth a proof beside `own`, which comes first, of a model whose layers `trained` are differentiated: recipes that differ
 /// in `grad` and in where their caches wait and how these grow; no two are the same. `settings` are those of `own`, `plan` is the batch's.
 ///
-/// * Cells of 1, 2, all but one and all of these layers × 1, 2, 3 and all chunks, with plain stores in memory.
-/// * For cells that form several bands and columns, and for a single band: caches that wait on the host and such that do not; where
-///   nothing leaves the cache, each with every storage.
-/// * For several bands and columns, and for a single band that begins above the first layer: stores in files, each store rounding alone,
-///   both rounding in files; and for another single band an undo log in a file and one that rounds, which moves the head's turn. A store
-///   into which nothing is ever put is left out.
-/// * For both: the graphs of one cell, of all but one column, of a band and a cell, and of all cells kept; and attention's outputs kept,
-///   without graphs and beside one.
+/// `docs/reference/verify.md` lists them. Beside a single band from the first layer an undo log that rounds moves the head's turn.
 pub fn every_tiling(own: &Recipe, trained: &Range<usize>, settings: &Settings, plan: &ChunkPlan) -> Vec<Recipe> {
     let (num_chunks, num_layers) = (plan.spans.len(), trained.len().max(1));
     let several = (1, 2.min(num_chunks.div_ceil(2)));
