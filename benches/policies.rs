@@ -157,7 +157,8 @@ impl Run {
             [layer.head_dim, layer.head_dim / 2].map(|width| Tensor::rand([layer.heads, width], (Kind::Float, Device::Cpu)));
         let frequencies = RopeSpec::plain(1e4, layer.head_dim as usize).frequencies(&[1], Kind::Float, Device::Cpu);
         let statistics = QueryStatistics::new([&mean_hd, &length_hf], Some(frequencies));
-        let cache = LayerCache::new(LayerIdx(0), shape, cache_length).with_query_statistics(Some(statistics));
+        let mut cache = LayerCache::new(LayerIdx(0), shape, cache_length);
+        cache.query_statistics = Some(statistics);
         let mut run = Self { policy, cache, index: 0, start: 0 };
         while run.start < cache_length {
             let qkv = [layer.heads, layer.groups, layer.groups].map(|heads| layer.randn(heads, layer.chunk));

@@ -78,7 +78,7 @@ fn a_log_with_choices_of_ended_sequences_is_read_without_them() {
     earlier.layers = vec![LayerLog::default()];
     for span in &log.spans {
         let whole = log.layers[0].victims(span.index).map(|own| {
-            let (heads, e) = (HEADS, own.len() as i64);
+            let (heads, e) = (HEADS, own.count() as i64);
             let all: Vec<i64> = (0..3 * heads).flat_map(|at| own.of_head(at / heads, at % heads).unwrap()).collect();
             Victims::new(&Tensor::from_slice(&all).view([3, heads as i64, e]), 20)
         });

@@ -1,8 +1,8 @@
 //! Budgets of slots by sequence and KV head, of one layer or of all, chosen once, before the first entries leave (as in `AdaKV`,
 //! arXiv 2407.11550).
 //!
-//! All heads have buffers as long as the largest share; a head with a smaller one leaves slots empty. A share is what the scores
-//! give: of the better half of a sequence's entries, each head counts its own. So a share is at most twice the cache length.
+//! All heads have buffers as long as the largest share, which is at most twice the cache length: of the better half of a sequence's entries,
+//! each head counts its own.
 
 use std::cmp::Reverse;
 
@@ -94,14 +94,12 @@ fn share_out(keys: &[i64], groups: usize, filled: usize, cache_length: usize, fl
     shares
 }
 
-/// The budgets that are in force for a layer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BudgetState {
     pub(super) index: usize,
     pub(super) slots: usize,
     shares: Vec<Vec<usize>>,
-    /// Entries by sequence and head.
     held: Vec<Vec<usize>>,
     pub(super) filled_before: usize,
     /// The positions `(B, G, filled)` of the slots that were filled before. They are not written: a saved cache has them as a tensor.
@@ -128,8 +126,7 @@ impl BudgetState {
         held.clone().sum::<usize>() / held.count().max(1)
     }
 
-    /// How many of the next `count` slots each head of the first `sequences` fills from its empty ones `(B, G, 1)`: as many as its
-    /// share still lacks.
+    /// How many of the next `count` slots each head of the first `sequences` fills from empty ones, as its share lacks them `(B, G, 1)`.
     pub(super) fn empty_first(&self, sequences: i64, count: usize, device: Device) -> Tensor {
         let missing = |(shares, held): (&Vec<usize>, &Vec<usize>)| {
             shares.iter().zip(held).map(|(share, held)| (share - held).min(count) as i64).collect::<Vec<_>>()
@@ -147,10 +144,7 @@ impl BudgetState {
     }
 }
 
-/// Puts the empty slots which a chunk takes before everything else, and those which it does not behind it.
-///
-/// # Shapes
-/// `key_bgc`, `position_bgc (B, G, filled)`, `empty_first (B, G, 1)`.
+/// Puts the empty slots which a chunk takes, `empty_first (B, G, 1)` of them, before everything else, and the other empty ones behind it.
 pub(super) fn order_empty(key_bgc: &Tensor, position_bgc: &Tensor, empty_first: &Tensor) -> Tensor {
     let is_empty = position_bgc.lt(0);
     let number = is_empty.cumsum(2, Kind::Int64);

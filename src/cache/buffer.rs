@@ -2,13 +2,12 @@
 //! host. What is written is encoded once; nothing that stays is touched.
 
 use std::cell::Cell;
-use std::ops::Range;
 use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
 use super::CacheShape;
-use super::moves::{Moves, restore, with_retained, write_plane};
+use super::moves::{Moves, Retained, restore, with_retained};
 use crate::native::cuda::host_tensor;
 use crate::ops::attention::{KvBlock, accumulation_kind};
 use crate::recipe::BufferKind;
@@ -37,8 +36,7 @@ impl StoredEntries {
     }
 
     /// A chunk's entries with the retained ones of `saved` in front.
-    pub(super) fn with_retained(&self, saved: &Self, moves: &Moves) -> Self {
-        let Some(retained) = &moves.retained else { return self.map(Tensor::shallow_clone) };
+    pub(super) fn with_retained(&self, saved: &Self, retained: &Retained) -> Self {
         Self(self.0.iter().zip(&saved.0).map(|(mine, theirs)| with_retained(mine, theirs, retained)).collect())
     }
 }
@@ -78,7 +76,6 @@ impl CacheShape {
         decode(self.buffer, planes, self.head_dim, self.kind)
     }
 
-    /// Name, width and kind of the planes that hold an entry.
     pub(super) fn planes(&self) -> Vec<(String, i64, Kind)> {
         let stored = self.stored_planes();
         let further = self.further_widths().map(|width| (width, self.further_kind())).collect();
@@ -128,7 +125,6 @@ pub(super) struct Buffer {
     /// The pages' place on the host, for a buffer that waits there between its uses.
     home: Vec<StoredEntries>,
     is_away: bool,
-    /// Copies the pages between device and host.
     copier: Arc<dyn Copier>,
     /// When the pages have come to where they were carried last.
     carried: Cell<Option<CopyMark>>,
@@ -138,30 +134,21 @@ impl Buffer {
     pub(super) fn new(shape: CacheShape) -> Self {
         let (pages, home, copier) = (Vec::new(), Vec::new(), copier_of(shape.device));
         let mut buffer = Self { shape, pages, home, is_away: shape.is_offloaded, copier, carried: Cell::new(None) };
-        let first = shape.first_page();
         // A cache that waits on the host begins there: the caches of all layers need not fit on the device for a moment either.
-        if shape.is_offloaded {
-            buffer.home.push(buffer.page(first, |size, kind| host_tensor(size, kind, shape.device).zero_()));
-        } else {
-            buffer.pages.push(buffer.page(first, buffer.on_device()));
-        }
+        let first = buffer.page(shape.first_page(), shape.is_offloaded);
+        let held = if shape.is_offloaded { &mut buffer.home } else { &mut buffer.pages };
+        held.push(first);
         buffer
     }
 
-    /// A page whose planes are made of zeros.
-    fn page(&self, slots: i64, zeros: impl Fn(&[i64], Kind) -> Tensor) -> StoredEntries {
-        let plane = |(_, width, kind)| zeros(&[self.shape.batch, self.shape.groups, slots, width], kind);
+    /// A page of zeros, on the host or on the device.
+    fn page(&self, slots: i64, is_on_host: bool) -> StoredEntries {
+        let CacheShape { batch, groups, device, .. } = self.shape;
+        let plane = |(_, width, kind): (String, i64, Kind)| {
+            let size = [batch, groups, slots, width];
+            if is_on_host { host_tensor(&size, kind, device).zero_() } else { Tensor::zeros(size, (kind, device)) }
+        };
         StoredEntries(self.shape.planes().into_iter().map(plane).collect())
-    }
-
-    fn on_device(&self) -> impl Fn(&[i64], Kind) -> Tensor + use<> {
-        let device = self.shape.device;
-        move |size, kind| Tensor::zeros(size, (kind, device))
-    }
-
-    fn lengths(&self) -> impl Iterator<Item = i64> {
-        let held = if self.is_away { &self.home } else { &self.pages };
-        held.iter().map(StoredEntries::slots)
     }
 
     /// The pages where they are now, when they have come there.
@@ -185,7 +172,7 @@ impl Buffer {
     }
 
     pub(super) fn slots(&self) -> i64 {
-        self.lengths().sum()
+        slots_in(if self.is_away { &self.home } else { &self.pages })
     }
 
     /// Makes room for `top` slots: by further pages, or by doubling the only one.
@@ -195,9 +182,9 @@ impl Buffer {
         let (have, slots) = (self.slots(), self.shape.grown(self.slots(), top));
         if self.shape.is_paged {
             let page = self.shape.first_page();
-            self.pages.extend((0..(slots - have) / page).map(|_| self.page(page, self.on_device())).collect::<Vec<_>>());
+            self.pages.extend((0..(slots - have) / page).map(|_| self.page(page, false)).collect::<Vec<_>>());
         } else if slots > have {
-            let larger = self.page(slots, self.on_device());
+            let larger = self.page(slots, false);
             larger.zip(&self.pages[0], |larger, old| larger.narrow(2, 0, have).copy_(old));
             self.pages = vec![larger];
         }
@@ -220,8 +207,8 @@ impl Buffer {
         }
         // Nobody may have used them since they were brought.
         self.arrive();
-        let is_same = self.home.len() == self.pages.len() && self.lengths().eq(self.home.iter().map(StoredEntries::slots));
-        if !is_same {
+        // Pages grow, or more of them come.
+        if slots_in(&self.home) != self.slots() {
             self.home = self.pages.iter().map(|page| page.map(|x| host_tensor(&x.size(), x.kind(), self.shape.device))).collect();
         }
         self.carry(CopyStream::ToHost);
@@ -231,12 +218,8 @@ impl Buffer {
 
     /// Asks for copies of all pages, behind those that were asked for before.
     fn carry(&self, stream: CopyStream) {
-        let planes = |pages: &[StoredEntries]| -> Vec<Tensor> {
-            pages.iter().flat_map(|page| &page.0).map(Tensor::shallow_clone).collect()
-        };
-        let (home, pages) = (planes(&self.home), planes(&self.pages));
-        let (to, from) = if stream == CopyStream::ToHost { (&home, &pages) } else { (&pages, &home) };
-        let copies: Vec<(&Tensor, &Tensor)> = to.iter().zip(from).collect();
+        let (to, from) = if stream == CopyStream::ToHost { (&self.home, &self.pages) } else { (&self.pages, &self.home) };
+        let copies: Vec<(&Tensor, &Tensor)> = to.iter().zip(from).flat_map(|(to, from)| to.0.iter().zip(&from.0)).collect();
         let before = self.carried.take();
         self.carried.set(Some(self.copier.start(stream, &copies, before.as_slice())));
     }
@@ -248,48 +231,24 @@ impl Buffer {
         &self.pages[0]
     }
 
-    /// Moves the region's survivors into the victims' slots, and writes a chunk to those from `region` on; returns what stood in the
-    /// victims' slots, where there are some.
-    pub(super) fn overwrite(
-        &mut self,
-        region: i64,
-        chunk: Option<&StoredEntries>,
-        moves: Option<&Moves>,
-    ) -> Option<StoredEntries> {
-        if self.shape.is_paged && moves.is_none() {
-            if let Some(chunk) = chunk {
-                self.write(region, chunk);
-            }
-            return None;
-        }
+    /// Moves the region's survivors into the victims' slots; returns what stood there.
+    pub(super) fn overwrite(&mut self, moves: &Moves) -> StoredEntries {
         let page = self.single();
-        let planes = |range: Range<usize>, moves: Option<&Moves>| -> Vec<Tensor> {
-            let chunk = |i: usize| chunk.map(|chunk| &chunk.0[i]);
-            range.filter_map(|i| write_plane(&page.0[i], moves, chunk(i), region)).collect()
-        };
-        let count = page.0.len();
         #[cfg(test)]
-        if let Some(moves) =
-            moves.filter(|_| crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::ValueMovedWithoutKey))
-        {
-            let mut saved: Vec<Tensor> = page.0[..count / 2].iter().map(|plane| super::moves::take(plane, &moves.to)).collect();
-            planes(0..count / 2, None);
-            saved.extend(planes(count / 2..count, Some(moves)));
-            return Some(StoredEntries(saved));
+        if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::ValueMovedWithoutKey) {
+            let (keys, values) = page.0.split_at(page.0.len() / 2);
+            let unmoved = keys.iter().map(|plane| super::moves::take(plane, &moves.to));
+            return StoredEntries(unmoved.chain(values.iter().map(|plane| moves.overwrite(plane))).collect());
         }
-        let saved = planes(0..count, moves);
-        moves.map(|_| StoredEntries(saved))
+        page.map(|plane| moves.overwrite(plane))
     }
 
-    /// The inverse of the moves of [`Self::overwrite`].
+    /// The inverse of [`Self::overwrite`], of what it returned.
     pub(super) fn restore(&mut self, moves: &Moves, saved: &StoredEntries) {
         self.single().zip(saved, |plane, saved| restore(plane, moves, saved));
     }
 
-    /// Entries in their stored form.
-    ///
-    /// # Shapes
-    /// `(B, G, n, ·)` each.
+    /// Entries `(B, G, n, ·)` in their stored form.
     pub(super) fn encode(&self, block: &KvBlock) -> StoredEntries {
         let further = block.further.iter().map(Tensor::shallow_clone);
         StoredEntries([&block.k, &block.v].into_iter().flat_map(|x| encode(self.shape.buffer, x)).chain(further).collect())
@@ -303,14 +262,13 @@ impl Buffer {
         KvBlock::of_planes([k, v].map(|planes| self.shape.decode(planes)).into_iter().chain(exact))
     }
 
-    /// Writes a chunk's entries to the slots from `start` on.
     pub(super) fn write(&mut self, start: i64, chunk: &StoredEntries) {
         self.prefetch();
         self.arrive();
         let len = chunk.slots();
         for (page, slots, from) in parts(self.pages.iter(), start, len) {
             page.zip(chunk, |plane, new| {
-                slots_of(plane, new.size()[0], slots, from.1).copy_(&new.narrow(2, from.0, from.1));
+                write_slots(plane, slots, &new.narrow(2, from.0, from.1));
             });
         }
     }
@@ -324,8 +282,7 @@ impl Buffer {
         parts(self.held().iter(), start, len).map(read).collect()
     }
 
-    /// The keys alone of the first `len` slots, `(B, G, ·, D)` by page, of the first `sequences`: who looks at keys does not pay for
-    /// restoring values.
+    /// The keys alone of the first `len` slots, `(B, G, ·, D)` by page, of the first `sequences`: no values are restored.
     pub(super) fn read_keys(&self, sequences: i64, len: i64) -> Vec<Tensor> {
         let parts = parts(self.held().iter(), 0, len);
         let read = |(page, slots, (_, len)): (&StoredEntries, i64, (i64, i64))| {
@@ -345,8 +302,12 @@ impl Buffer {
             [page] => page.0[i].shallow_clone(),
             pages => Tensor::cat(&pages.iter().map(|page| &page.0[i]).collect::<Vec<_>>(), 2),
         };
-        if pages.is_empty() { self.page(0, self.on_device()) } else { StoredEntries((0..pages[0].0.len()).map(join).collect()) }
+        if pages.is_empty() { self.page(0, false) } else { StoredEntries((0..pages[0].0.len()).map(join).collect()) }
     }
+}
+
+fn slots_in(pages: &[StoredEntries]) -> i64 {
+    pages.iter().map(StoredEntries::slots).sum()
 }
 
 /// The slots `start .. start + len` of the first `sequences`, `(B, G, len, …)`. Most batches are whole and most caches full, and views that
@@ -355,6 +316,11 @@ pub(super) fn slots_of(plane: &Tensor, sequences: i64, start: i64, len: i64) -> 
     let size = plane.size();
     let slots = if (start, len) == (0, size[2]) { plane.shallow_clone() } else { plane.narrow(2, start, len) };
     if size[0] == sequences { slots } else { slots.narrow(0, 0, sequences) }
+}
+
+/// Writes a chunk to the slots of a plane from `start` on, in the first sequences.
+pub(super) fn write_slots(plane: &Tensor, start: i64, chunk: &Tensor) {
+    slots_of(plane, chunk.size()[0], start, chunk.size()[2]).copy_(chunk);
 }
 
 /// The pages that hold the slots `start .. start + len`: first slot within the page, and which of the `len` it holds (from, count).

@@ -39,7 +39,6 @@ impl LayerCache {
         let filled = self.filled as i64;
         let (observed_bgc, features_bgcf) = (self.observed(), self.notes.features(self.active, filled));
         choice(&Entries {
-            filled: self.filled,
             cache_length: self.capacity(),
             num_evicted: span.evictions(self.filled, self.capacity()),
             prefill: self.prefill,

@@ -1,10 +1,9 @@
 //! What a policy has noted of the entries: features from their writing, and what it made of the attention since. Both lie by slot
 //! and move with their entries; they serve the choices alone, so that the way back needs none of them.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
-use super::buffer::slots_of;
-use super::moves::write_plane;
+use super::buffer::{slots_of, write_slots};
 
 #[derive(Debug, Default)]
 pub(super) struct EntryStats {
@@ -43,28 +42,17 @@ impl EntryStats {
         self.features.as_ref().map(|notes| slots_of(notes, sequences, 0, filled))
     }
 
-    /// Replaces what was observed.
-    ///
-    /// # Shapes
-    /// `observed_bgc (B, G, filled)`; `size` is `[B, G, slots]`, whose B may be larger.
+    /// Replaces what was observed in a cache of a `size` `[B, G, slots]`, whose B may be larger.
     pub(super) fn set_observed(&mut self, size: &[i64], observed_bgc: &Tensor) {
-        let notes = self.observed.get_or_insert_with(|| empty(size, observed_bgc.device()));
-        write_plane(notes, None, Some(observed_bgc), 0);
+        let empty = || Tensor::zeros(size, (Kind::Float, observed_bgc.device()));
+        write_slots(self.observed.get_or_insert_with(empty), 0, observed_bgc);
     }
 
-    /// Writes down the features of a region.
-    ///
-    /// # Shapes
-    /// `(B, G, n)` each; `size` is `[B, G, slots]`, whose B may be larger.
+    /// Writes down the features of a region, `(B, G, n)` each; `size` is that of the cache, as above.
     pub(super) fn set_features(&mut self, size: &[i64], start: i64, features: &[Tensor]) {
         let Some(first) = features.first() else { return };
-        let size = [size, &[features.len() as i64]].concat();
-        let notes = self.features.get_or_insert_with(|| empty(&size, first.device()));
+        let empty = || Tensor::zeros([size, &[features.len() as i64]].concat(), (Kind::Float, first.device()));
         let together = if let [only] = features { only.unsqueeze(-1) } else { Tensor::stack(features, -1) };
-        write_plane(notes, None, Some(&together), start);
+        write_slots(self.features.get_or_insert_with(empty), start, &together);
     }
-}
-
-fn empty(size: &[i64], device: Device) -> Tensor {
-    Tensor::zeros(size, (Kind::Float, device))
 }

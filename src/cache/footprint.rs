@@ -17,20 +17,19 @@ impl CacheShape {
     /// The slots after all of `spans`, and the largest that was copied when they grew, which is there twice meanwhile. Where budgets differ by
     /// head, the most that one may get.
     pub fn growth(&self, spans: &[ChunkSpan], budgets: Option<BudgetRule>) -> (usize, Bytes) {
-        let first = self.slots_for(self.allocated.max(1), 0);
+        let first = self.allocated.max(1);
         let slots = match budgets {
             // All entries of a head are in the better half: it has its floor, and twice what that leaves.
             Some(rule) if self.groups > 1 || rule.across_layers => 2 * first - rule.least(first),
             _ => first,
         };
         spans.iter().fold((slots, Bytes(0)), |(before, copied), span| {
-            let slots = self.slots_for(before, (span.start + span.len).min(self.cache_length));
+            let slots = self.grown(before as i64, (span.start + span.len).min(self.cache_length) as i64) as usize;
             let is_copied = slots > before && !self.is_paged;
             (slots, if is_copied { self.slot_bytes(before) } else { copied })
         })
     }
 
-    /// Keys, values and positions of so many slots.
     pub fn slot_bytes(&self, slots: usize) -> Bytes {
         let of_plane = |(_, width, kind): (String, i64, Kind)| width as u64 * kind.elt_size_in_bytes() as u64;
         let planes = self.planes().into_iter().map(of_plane).sum::<u64>();
@@ -47,11 +46,6 @@ impl CacheShape {
         let is_restored = self.buffer != BufferKind::Plain;
         let entry = 2 * self.head_dim as u64 * self.kind.elt_size_in_bytes() as u64;
         Bytes(if is_restored { self.heads() * slots as u64 * entry } else { 0 })
-    }
-
-    /// Slots that the cache has, once it has held so many entries.
-    pub fn slots_for(&self, have: usize, entries: usize) -> usize {
-        self.grown(have as i64, entries as i64) as usize
     }
 
     /// What is overwritten when `span` is written into a cache that holds `filled` entries.

@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 
 use super::buffer::slots_of;
 use super::moves::move_back;
-use super::{CacheShape, Undo};
+use super::{LayerCache, Undo};
 use crate::ops::attention::KvBlock;
 use crate::store::bytes_of;
 use crate::units::Bytes;
@@ -13,13 +13,20 @@ use crate::units::Bytes;
 #[derive(Debug)]
 pub struct CacheGrads(KvBlock);
 
-impl CacheGrads {
-    pub fn zeros(shape: &CacheShape, slots: i64, kind: Kind) -> Self {
-        let zeros = |width: i64| Tensor::zeros([shape.batch, shape.groups, slots, width], (kind, shape.device));
-        let widths = [shape.head_dim; 2].into_iter().chain(shape.further_widths());
-        Self(KvBlock::of_planes(widths.map(zeros)))
+impl LayerCache {
+    /// The gradient of a cache of this size, in which nothing has been added up.
+    pub fn zero_gradients(&self, kind: Kind) -> CacheGrads {
+        let widths = [self.shape.head_dim; 2].into_iter().chain(self.shape.further_widths());
+        CacheGrads(KvBlock::of_planes(widths.map(|width| self.zeros(width, kind))))
     }
 
+    /// Sums of so many numbers for each entry, in which nothing has been added up: `(B, G, C, width)`.
+    pub fn zeros(&self, width: i64, kind: Kind) -> Tensor {
+        Tensor::zeros([self.shape.batch, self.shape.groups, self.buffer.slots(), width], (kind, self.shape.device))
+    }
+}
+
+impl CacheGrads {
     pub fn bytes(&self) -> Bytes {
         bytes_of(self.0.planes())
     }
@@ -40,41 +47,34 @@ impl CacheGrads {
         }
     }
 
-    /// Takes the chunk's own gradients out and moves the rest to where the entries stood before the chunk was written: an
-    /// evicted entry has no later gradient, a retained one takes its column's along.
-    ///
-    /// # Shapes
-    /// `(B, G, n, ·)`, by columns of the region.
+    /// Takes the chunk's own gradients out, as [`Undo::unwind_sums`] does, plane by plane.
     pub fn unwind(&mut self, undo: &Undo) -> KvBlock {
-        self.0.map(|total| unwind_one(total, undo))
+        self.0.map(|total| undo.unwind_sums(total))
     }
 }
 
 impl Undo {
     /// Takes the sums of the chunk's own entries, which are complete, out of sums that travel with the entries of a layer as their gradient
-    /// does, and moves the rest in place to where the entries stood before the chunk was written; the sum of an evicted entry begins at zero.
+    /// does, and moves the rest in place to where the entries stood before the chunk was written. The sum of an evicted entry begins at zero; a
+    /// retained one takes its column's along.
     ///
     /// # Shapes
     /// `(B, G, C, ·)` in; `(B, G, n, ·)` out, by columns of the region.
-    pub fn unwind_sums(&self, sums: &mut Tensor) -> Tensor {
-        unwind_one(sums, self)
+    pub fn unwind_sums(&self, sums: &Tensor) -> Tensor {
+        let mut region = slots_of(sums, self.at.batch, self.at.region(), self.at.len);
+        let own = region.copy();
+        #[cfg(test)]
+        let not_zeroed = self.overwritten.as_ref().map(|(moves, ..)| super::moves::take(sums, &moves.to));
+        let _ = region.zero_();
+        let Some((moves, ..)) = &self.overwritten else { return own };
+        let evicted = moves.retained.as_ref().map(|retained| {
+            let kept = own.where_self(&retained.mask_b1n.unsqueeze(-1), &own.zeros_like()).reshape([-1, own.size()[3]]);
+            Tensor::zeros([moves.to.size()[0], own.size()[3]], (own.kind(), own.device())).index_add_(0, &retained.saved, &kept)
+        });
+        #[cfg(test)]
+        let evicted = evicted
+            .or(not_zeroed.filter(|_| crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::GradientNotZeroed)));
+        move_back(sums, moves, evicted.as_ref());
+        own
     }
-}
-
-fn unwind_one(total: &Tensor, undo: &Undo) -> Tensor {
-    let mut region = slots_of(total, undo.at.batch, undo.at.region(), undo.at.len);
-    let own = region.copy();
-    #[cfg(test)]
-    let not_zeroed = undo.moves.as_ref().map(|moves| super::moves::take(total, &moves.to));
-    let _ = region.zero_();
-    let Some(moves) = &undo.moves else { return own };
-    let evicted = moves.retained.as_ref().map(|retained| {
-        let kept = own.where_self(&retained.mask_b1n.unsqueeze(-1), &own.zeros_like()).reshape([-1, own.size()[3]]);
-        Tensor::zeros([moves.to.size()[0], own.size()[3]], (own.kind(), own.device())).index_add_(0, &retained.saved, &kept)
-    });
-    #[cfg(test)]
-    let evicted =
-        evicted.or(not_zeroed.filter(|_| crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::GradientNotZeroed)));
-    move_back(total, moves, evicted.as_ref());
-    own
 }

@@ -3,12 +3,12 @@
 use tch::{Kind, Tensor};
 
 use super::budget::BudgetState;
-use super::buffer::{Buffer, StoredEntries, slots_of};
+use super::buffer::{Buffer, StoredEntries, slots_of, write_slots};
 use super::entry_stats::EntryStats;
 use super::moves::{self, Geometry, Moves, with_retained};
 use super::policy::Agreement;
 use super::undo::Undo;
-use super::{CacheGrads, CacheShape, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
+use super::{CacheShape, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
 use crate::native::cuda::on_device;
 use crate::ops::attention::KvBlock;
 use crate::ops::query_statistics::QueryStatistics;
@@ -37,8 +37,9 @@ pub struct LayerCache {
     pub(super) agreement: Agreement,
     pub(super) notes: EntryStats,
     /// Begin and end of the positions that never leave, by sequence; empty where there are none.
-    pub(super) protected: Vec<(usize, usize)>,
-    pub(super) query_statistics: Option<QueryStatistics>,
+    pub protected: Vec<(usize, usize)>,
+    /// Statistics of the layer's queries, for a policy that needs them.
+    pub query_statistics: Option<QueryStatistics>,
     pub(super) budget: Option<BudgetState>,
     pub(super) filled: usize,
     pub(super) num_chunks: usize,
@@ -65,18 +66,6 @@ impl LayerCache {
             num_chunks: 0,
             prefill,
         }
-    }
-
-    /// The cache with ranges of positions (begin and end, by sequence) that never leave.
-    pub fn protecting(mut self, protected: Vec<(usize, usize)>) -> Self {
-        self.protected = protected;
-        self
-    }
-
-    /// The cache with statistics of the layer's queries, for a policy that needs them.
-    pub fn with_query_statistics(mut self, query_statistics: Option<QueryStatistics>) -> Self {
-        self.query_statistics = query_statistics;
-        self
     }
 
     /// Empties the cache; the buffers stay.
@@ -112,17 +101,6 @@ impl LayerCache {
     /// Entries of a KV head; with budgets by head, on average over the heads.
     pub fn num_entries(&self) -> usize {
         self.budget.as_ref().map_or(self.filled, BudgetState::mean_held)
-    }
-
-    /// The gradient of a cache of this size, in which nothing has been added up.
-    pub fn zero_gradients(&self, kind: Kind) -> CacheGrads {
-        CacheGrads::zeros(&self.shape, self.buffer.slots(), kind)
-    }
-
-    /// Sums of so many numbers for each entry, in which nothing has been added up: `(B, G, C, width)` in f32.
-    pub fn zero_sums(&self, width: i64) -> Tensor {
-        let CacheShape { batch, groups, device, .. } = self.shape;
-        Tensor::zeros([batch, groups, self.buffer.slots(), width], (Kind::Float, device))
     }
 
     /// Positions held by the filled slots `(B, G, filled)`, −1 where a sequence has none.
@@ -172,25 +150,21 @@ impl LayerCache {
         self.buffer.read(self.active, 0, count)
     }
 
-    /// The entries of the filled slots side by side, as the chunk written last and its past see them: where
-    /// they are one page, stored as they are, all in use.
+    /// All filled slots side by side, as the chunk written last and its past see them: where they are one page, exact, all in use.
     pub fn joined(&self) -> Option<KvBlock> {
         let is_exact = self.shape.buffer == BufferKind::Plain && self.budget.is_none();
         let mut pages = if is_exact { self.past(self.filled as i64) } else { Vec::new() };
         pages.pop().filter(|_| pages.is_empty())
     }
 
-    /// The first slot of the region of the chunk that was written last.
     pub fn region(&self, span: &ChunkSpan) -> i64 {
         (self.filled - span.len) as i64
     }
 
-    /// Brings keys and values to the device, ahead of their use.
     pub fn prefetch(&mut self) {
         self.buffer.prefetch();
     }
 
-    /// Lets keys and values wait on the host, where the cache is offloaded.
     pub fn offload(&mut self) {
         self.buffer.offload();
     }
@@ -211,12 +185,6 @@ impl LayerCache {
         keeps_empty.then(|| self.active_positions().narrow(2, self.region(span), span.len as i64).ge(0))
     }
 
-    /// How many columns of the chunk written last, from the first on, see each filled slot `(B, G, filled)` through a window of so
-    /// many positions; int64.
-    pub fn visible_until(&self, span: &ChunkSpan, placement: &Placement, window: usize) -> Tensor {
-        placement.visible_until(span, &self.positions(), window)
-    }
-
     /// Brings budgets into force: what exceeds a head's share leaves, and all buffers get as long as the largest share.
     pub fn apply_budgets(&mut self, budgets: &HeadBudgets) {
         if self.budget.is_some() {
@@ -231,8 +199,15 @@ impl LayerCache {
         (self.filled, self.agreement) = (budgets.slots, Agreement::Nothing);
     }
 
+    /// The recorded choice for `span`, checked to have the number of evictions that the cache needs.
     pub fn recall<'a>(&self, log: &'a LayerLog, span: &ChunkSpan) -> Result<Option<&'a Victims>, Fault> {
-        log.expect(self.layer, span, span.evictions(self.filled, self.capacity()))
+        let victims = log.victims(span.index);
+        let (expected, found) = (span.evictions(self.filled, self.capacity()), victims.map_or(0, Victims::count));
+        if found == expected {
+            return Ok(victims);
+        }
+        let evictions = format!("expected {expected} evictions, found {found}");
+        Err(Fault::defect(format!("layer {}: the replay log does not fit chunk {}: {evictions}", self.layer, span.index)))
     }
 
     /// Writes a chunk over its victims.
@@ -242,21 +217,51 @@ impl LayerCache {
     pub fn write(&mut self, span: &ChunkSpan, victims: Option<&Victims>, tokens: &KvBlock) -> Result<Written, Fault> {
         self.check_order("write", span, self.num_chunks == span.index)?;
         self.enter(span);
-        self.reserve((self.filled + span.len).min(self.capacity()) as i64);
-        let at = self.geometry(span);
+        let (CacheShape { groups, device, .. }, batch, filled) = (self.shape, self.active, self.filled as i64);
+        let top = (self.filled + span.len).min(self.capacity()) as i64;
+        self.reserve(top);
+        let at = Geometry { batch, groups, slots: self.buffer.slots(), filled, top, len: span.len as i64 };
         let kept = span.retained(self.filled, self.capacity());
-        let moves = victims.map(|x| moves::plan(at, x, span, &kept, self.shape.device));
-        let placement = Placement::new(span, &kept, self.shape.device);
+        let moves = victims.map(|x| moves::plan(at, x, span, &kept, device));
+        let placement = Placement::new(span, &kept, device);
         let own = tokens.map(|x| placement.place(x).contiguous());
-        let positions = placement.positions(span, self.shape.device).expand([at.batch, at.groups, at.len], false);
-        let saved = self.overwrite(at.region(), &self.buffer.encode(&own), &positions, moves.as_ref());
+        let positions = placement.positions(span, device).expand([at.batch, at.groups, at.len], false);
+        let overwritten = self.overwrite(at.region(), self.buffer.encode(&own), positions, moves);
         self.write_agreement(span, at, victims);
         if let Some(budget) = &mut self.budget {
             budget.take(span.len);
         }
-        (self.filled, self.num_chunks) = (at.top as usize, self.num_chunks + 1);
-        let own = self.composed(own, moves.as_ref(), saved.as_ref().map(|(stored, _)| stored));
-        Ok(Written { own, placement, undo: Undo { at, moves, saved } })
+        (self.filled, self.num_chunks) = (top as usize, self.num_chunks + 1);
+        let undo = Undo { at, overwritten };
+        Ok(Written { own: self.composed(own, &undo), placement, undo })
+    }
+
+    /// Lets the region's survivors move into the victims' slots, and the chunk stand from `region` on. Returns the moves and what stood in the
+    /// victims' slots, entries and positions, where some had to leave.
+    fn overwrite(
+        &mut self,
+        region: i64,
+        chunk: StoredEntries,
+        positions_bgn: Tensor,
+        moves: Option<Moves>,
+    ) -> Option<(Moves, StoredEntries, Tensor)> {
+        let overwritten = moves.map(|moves| {
+            // Notes move with their entries; those of the chunk are still to come.
+            self.notes.all().for_each(|notes| moves.apply(notes));
+            let (entries, positions) = (self.buffer.overwrite(&moves), moves.overwrite(&self.position_bgc));
+            (moves, entries, positions)
+        });
+        // What a sequence keeps is known when it has been moved.
+        let (chunk, positions_bgn) = match &overwritten {
+            Some((Moves { retained: Some(retained), .. }, entries, positions)) => {
+                (chunk.with_retained(entries, retained), with_retained(&positions_bgn, positions, retained))
+            }
+            _ => (chunk, positions_bgn),
+        };
+        self.buffer.write(region, &chunk);
+        write_slots(&self.position_bgc, region, &positions_bgn);
+        self.notes.clear(region, positions_bgn.size()[2]);
+        overwritten
     }
 
     /// Writes tokens of the chunk written last, behind the first `from`, in place of what stands there.
@@ -273,19 +278,14 @@ impl LayerCache {
     /// # Shapes
     /// `(B, G, n, ·)` by the tokens' own columns; out by the region's.
     pub fn recompose(&self, placement: &Placement, undo: &Undo, tokens: &KvBlock) -> KvBlock {
-        let saved = undo.saved.as_ref().map(|(saved, _)| saved);
-        self.composed(tokens.map(|x| placement.place(x).contiguous()), undo.moves.as_ref(), saved)
+        self.composed(tokens.map(|x| placement.place(x).contiguous()), undo)
     }
 
     /// The region's columns as its own queries see them: the tokens exact, in front of them what the sequences keep, as it is stored.
-    fn composed(&self, own: KvBlock, moves: Option<&Moves>, saved: Option<&StoredEntries>) -> KvBlock {
-        match (moves.and_then(|m| m.retained.as_ref()), saved) {
-            (Some(retained), Some(saved)) => {
-                let saved = self.buffer.decode(saved);
-                KvBlock::of_planes(own.planes().zip(saved.planes()).map(|(own, saved)| with_retained(own, saved, retained)))
-            }
-            _ => own,
-        }
+    fn composed(&self, own: KvBlock, undo: &Undo) -> KvBlock {
+        let Some((Moves { retained: Some(retained), .. }, saved, _)) = &undo.overwritten else { return own };
+        let saved = self.buffer.decode(saved);
+        KvBlock::of_planes(own.planes().zip(saved.planes()).map(|(own, saved)| with_retained(own, saved, retained)))
     }
 
     /// How the tokens of the chunk written last stand in its region.
@@ -299,7 +299,7 @@ impl LayerCache {
         self.enter(span);
         // Stats and agreement are not needed backwards: choices are replayed.
         (self.notes, self.agreement) = (EntryStats::default(), Agreement::Nothing);
-        if let (Some(moves), Some((saved, position))) = (&undo.moves, &undo.saved) {
+        if let Some((moves, saved, position)) = &undo.overwritten {
             self.buffer.restore(moves, saved);
             moves::restore(&self.position_bgc, moves, position);
         }
@@ -312,22 +312,10 @@ impl LayerCache {
         Ok(())
     }
 
-    fn geometry(&self, span: &ChunkSpan) -> Geometry {
-        let top = (self.filled + span.len).min(self.capacity());
-        Geometry {
-            batch: self.active,
-            groups: self.shape.groups,
-            slots: self.buffer.slots(),
-            filled: self.filled as i64,
-            top: top as i64,
-            len: span.len as i64,
-        }
-    }
-
     /// Keeps the host's copy of the positions in step, or gives it up when sequences or heads begin to differ.
     fn write_agreement(&mut self, span: &ChunkSpan, at: Geometry, victims: Option<&Victims>) {
         let shared = victims.map(Victims::shared);
-        let by_sequence = victims.is_none_or(Victims::is_by_sequence);
+        let by_sequence = victims.is_none_or(|victims| victims.num_heads() == 1);
         self.agreement = match (std::mem::replace(&mut self.agreement, Agreement::Nothing), shared) {
             (Agreement::All(positions), None) => Agreement::All(moved(positions, span, at, &[])),
             (Agreement::All(positions), Some(Some(slots))) => Agreement::All(moved(positions, span, at, &slots)),
@@ -336,7 +324,6 @@ impl LayerCache {
         };
     }
 
-    /// Makes room for so many slots in a cache that grows.
     pub(super) fn reserve(&mut self, needed: i64) {
         let have = self.buffer.slots();
         if needed <= have {

@@ -1,8 +1,7 @@
 //! The tail-resident move: what leaves, what moves into its place, and the way back.
 //!
-//! After a write the chunk stands in the last of the filled slots, in order. Example: 8 slots, all filled, 2 new tokens, victims
-//! {1, 7}: the region is [6, 8); slot 6 survives and moves to slot 1, slot 7 is dropped, the new tokens take 6 and 7. So
-//! destinations are [1, 7] and sources [6, 7]: a victim inside the region "moves" onto itself.
+//! After a write the chunk stands in the last of the filled slots, in order; a victim among them "moves" onto itself. `docs/METHOD.md`, section
+//! 3, has an example.
 
 use tch::{Device, Kind, Tensor};
 
@@ -16,14 +15,12 @@ pub(super) struct Geometry {
     pub(super) groups: i64,
     /// Slots allocated, the stride between heads.
     pub(super) slots: i64,
-    /// Slots filled before the write.
     pub(super) filled: i64,
     pub(super) top: i64,
     pub(super) len: i64,
 }
 
 impl Geometry {
-    /// First slot of the chunk's region.
     pub(super) fn region(&self) -> i64 {
         self.top - self.len
     }
@@ -41,10 +38,17 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// Moves the region's survivors of a plane into the slots of those that leave.
+    /// Moves the region's survivors of a plane `(B, G, C, …)` into the slots of those that leave.
     pub(super) fn apply(&self, plane: &Tensor) {
         let mut rows = in_rows(plane);
         let _ = rows.index_copy_(0, &self.to, &rows.index_select(0, &self.from));
+    }
+
+    /// Moves as [`Self::apply`] does; returns what it overwrote, `(e, …)`.
+    pub(super) fn overwrite(&self, plane: &Tensor) -> Tensor {
+        let saved = in_rows(plane).index_select(0, &self.to);
+        self.apply(plane);
+        saved
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
@@ -63,7 +67,7 @@ pub(super) struct Retained {
 
 /// Plans the moves for `victims`, of which sequence `b` keeps the last `retained[b]`.
 pub(super) fn plan(at: Geometry, victims: &Victims, span: &ChunkSpan, retained: &[usize], device: Device) -> Moves {
-    let e = victims.len() as i64;
+    let e = victims.count() as i64;
     let Geometry { batch, groups, slots, .. } = at;
     let (to, order, from) = match victims.shared() {
         Some(slots) => shared(at, &slots, device),
@@ -94,7 +98,6 @@ fn shared(at: Geometry, slots: &[i64], device: Device) -> (Tensor, Tensor, Tenso
     (spread(&to), spread(&order), spread(&from))
 }
 
-/// Tells for each slot below `filled` whether it is among `slots`.
 pub(super) fn membership(slots: &[i64], filled: usize) -> Vec<bool> {
     let mut is_member = vec![false; filled];
     for &slot in slots {
@@ -114,11 +117,8 @@ fn per_head(at: Geometry, victim_bge: &Tensor, e: i64) -> (Tensor, Tensor, Tenso
     let to = victim_bge.gather(2, &order, false);
     let tail =
         Tensor::arange_start(region, (region + e).max(region), (Kind::Int64, device)).expand([at.batch, at.groups, e], false);
-    let is_victim = Tensor::zeros([at.batch, at.groups, at.slots], (Kind::Int64, device)).scatter_value(2, victim_bge, 1).gather(
-        2,
-        &tail.contiguous(),
-        false,
-    );
+    let leaves = Tensor::zeros([at.batch, at.groups, at.slots], (Kind::Int64, device)).scatter_value(2, victim_bge, 1);
+    let is_victim = leaves.gather(2, &tail.contiguous(), false);
     let from = tail.gather(2, &(&tail + is_victim * at.slots).argsort(-1, false), false);
     (to, order, from)
 }
@@ -139,24 +139,7 @@ fn keep(at: Geometry, order_bge: &Tensor, retained: &[usize], e: i64) -> Retaine
     Retained { mask_b1n, saved: saved.reshape([-1]) }
 }
 
-/// Applies one write to a plane of a cache: the moves, where some are given, and then the chunk, where there is one, from slot `slot` on in
-/// the first sequences. Returns what the moves overwrote.
-///
-/// # Shapes
-/// `plane (B, G, C, …)`, whose rows the moves count over the first three dimensions, `chunk (b, G, n, …)`; result `(e, …)`.
-pub(super) fn write_plane(plane: &Tensor, moves: Option<&Moves>, chunk: Option<&Tensor>, slot: i64) -> Option<Tensor> {
-    let saved = moves.map(|moves| {
-        let saved = in_rows(plane).index_select(0, &moves.to);
-        moves.apply(plane);
-        saved
-    });
-    if let Some(chunk) = chunk {
-        plane.narrow(0, 0, chunk.size()[0]).narrow(2, slot, chunk.size()[2]).copy_(chunk);
-    }
-    saved
-}
-
-/// The inverse of the moves of [`write_plane`] in one plane, given what it returned; zeros in its place, where there is nothing.
+/// The inverse of [`Moves::overwrite`] in one plane, given what it returned; zeros in its place, where there is nothing.
 pub(super) fn move_back(plane: &Tensor, Moves { to, from, .. }: &Moves, saved: Option<&Tensor>) {
     let mut rows = in_rows(plane);
     let moved = rows.index_select(0, to);
@@ -189,10 +172,7 @@ pub(super) fn take(x: &Tensor, index: &Tensor) -> Tensor {
     x.flatten(0, 2).index_select(0, index)
 }
 
-/// Puts retained entries into the front columns of a chunk's region; elsewhere the chunk's own stay.
-///
-/// # Shapes
-/// `chunk (B, G, n, …)`, `saved (B·G·e, …)`.
+/// Puts retained ones of the entries `saved (B·G·e, …)` into the front columns of a chunk's region `(B, G, n, …)`; elsewhere its own stay.
 pub(super) fn with_retained(chunk: &Tensor, saved: &Tensor, retained: &Retained) -> Tensor {
     let kept = saved.index_select(0, &retained.saved).view(&chunk.size()[..]);
     let mask = if chunk.dim() == 4 { retained.mask_b1n.unsqueeze(-1) } else { retained.mask_b1n.shallow_clone() };

@@ -15,8 +15,7 @@ struct Columns {
     /// `(B, n)`: the token at each column of the region, and whether there is one.
     token: Tensor,
     has_token: Tensor,
-    /// `(B, n)`: the column of each token, and whether it is real. `None` where no sequence keeps old entries in front of its tokens: then
-    /// each token stands in its own column.
+    /// `(B, n)`: the column of each token, and whether it is real. `None` where no sequence keeps entries, and each token stands in its own.
     column: Option<Tensor>,
     is_real: Tensor,
     /// `(B, 1, 1)`: how many old entries stand in front of the tokens.
@@ -79,10 +78,7 @@ impl Placement {
         }
     }
 
-    /// Positions of the region's columns, −1 where a column has no token.
-    ///
-    /// # Shapes
-    /// `(B, 1, n)`, or `(1, 1, n)` where all sequences agree.
+    /// Positions of the region's columns, −1 where a column has no token: `(B, 1, n)`, or `(1, 1, n)` where all sequences agree.
     pub(super) fn positions(&self, span: &ChunkSpan, device: Device) -> Tensor {
         let start = span.start as i64;
         match &self.0 {
@@ -95,7 +91,7 @@ impl Placement {
     ///
     /// # Shapes
     /// Positions `(B, G, slots)` in; int64 of the same size out.
-    pub(super) fn visible_until(&self, span: &ChunkSpan, position_bgc: &Tensor, window: usize) -> Tensor {
+    pub fn visible_until(&self, span: &ChunkSpan, position_bgc: &Tensor, window: usize) -> Tensor {
         // Column c has the token of position start + c − kept, and sees what is less than a window older.
         let until = position_bgc + (window as i64 - span.start as i64);
         let until = if let Some(columns) = &self.0 { until + &columns.kept } else { until };

@@ -10,12 +10,11 @@ use crate::units::{Bytes, Fault, LayerIdx, quoted};
 pub struct LayerLog {
     /// Whether a chunk's choices are forgotten once it is written, as nobody follows the log.
     forgets: bool,
-    /// Chunks whose choices are forgotten.
     forgotten: usize,
     victims: Vec<Option<Victims>>,
     /// Empty where the layer has no experts.
     routing: Vec<Routing>,
-    budgets: Option<HeadBudgets>,
+    pub budgets: Option<HeadBudgets>,
 }
 
 impl LayerLog {
@@ -44,14 +43,6 @@ impl LayerLog {
         self.forgotten = chunks;
     }
 
-    pub fn record_budgets(&mut self, budgets: HeadBudgets) {
-        self.budgets = Some(budgets);
-    }
-
-    pub fn budgets(&self) -> Option<&HeadBudgets> {
-        self.budgets.as_ref()
-    }
-
     pub fn victims(&self, index: usize) -> Option<&Victims> {
         self.victims.get(index.checked_sub(self.forgotten)?).and_then(Option::as_ref)
     }
@@ -73,9 +64,8 @@ impl LayerLog {
     }
 
     pub fn bytes(&self) -> Bytes {
-        let of_budgets = self.budgets.as_ref().map_or(0, |budgets| budgets.leaving.len() as u64);
-        let routing: Bytes = self.routing.iter().map(Routing::bytes).sum();
-        Bytes(self.all().map(Victims::bytes).sum::<u64>() + of_budgets + routing.0)
+        let of_budgets = self.budgets.as_ref().map(|budgets| Bytes(budgets.leaving.len() as u64));
+        self.all().map(Victims::bytes).chain(self.routing.iter().map(Routing::bytes)).chain(of_budgets).sum()
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Victims> {
@@ -89,7 +79,7 @@ impl LayerLog {
         let size = old.packed().size();
         let mut slots: Vec<i64> = Vec::try_from(old.slots(size[0], size[1], tch::Device::Cpu).reshape([-1])).unwrap();
         // A head's own victims come first in the flat list; its neighbour below is filled, and so is the next one up.
-        let own = &slots[..old.len()];
+        let own = &slots[..old.count()];
         let free = |slot: &i64| !own.contains(slot);
         slots[0] = (0..slots[0]).rev().find(free).or_else(|| (slots[0] + 1..=slots[0] + own.len() as i64).find(free)).unwrap();
         self.victims[index] = Some(Victims::new(&tch::Tensor::from_slice(&slots).view(&size[..]), 1 << 20));
@@ -122,23 +112,11 @@ impl LayerLog {
         }
         Ok(Tensor::cat(&parts, 1))
     }
-
-    /// The choice for `span`, checked to have the number of evictions that the cache needs.
-    pub(super) fn expect(&self, layer: LayerIdx, span: &ChunkSpan, expected: usize) -> Result<Option<&Victims>, Fault> {
-        let victims = self.victims(span.index);
-        let found = victims.map_or(0, Victims::len);
-        if found == expected {
-            return Ok(victims);
-        }
-        let evictions = format!("expected {expected} evictions, found {found}");
-        Err(Fault::defect(format!("layer {layer}: the replay log does not fit chunk {}: {evictions}", span.index)))
-    }
 }
 
 /// The choices of all layers, with the chunks they belong to.
 #[derive(Clone, Debug)]
 pub struct ReplayLog {
-    /// The chunks in the order of writing.
     pub spans: Vec<ChunkSpan>,
     /// Slots of each layer (at most the longest sequence's tokens).
     pub cache_lengths: Vec<usize>,
@@ -169,7 +147,8 @@ impl ReplayLog {
     /// Fails if the log was made on another batch, with other caches, or by a model with another number of heads.
     pub fn check_fits(&self, spans: &[ChunkSpan], cache_lengths: &[usize], num_kv_heads: &[usize]) -> Result<(), Fault> {
         same(&cache_lengths.len(), &self.layers.len(), |n| format!("{n} layers"))?;
-        same(&num_sequences(spans), &num_sequences(&self.spans), |n| format!("a batch of {n}"))?;
+        let batch = |spans: &[ChunkSpan]| spans.first().map_or(0, ChunkSpan::num_sequences);
+        same(&batch(spans), &batch(&self.spans), |n| format!("a batch of {n}"))?;
         for (expected, found) in spans.iter().zip(&self.spans) {
             let words = |s: &ChunkSpan| {
                 let ChunkSpan { index, chunk, start, len, real, is_block } = s;
@@ -194,7 +173,7 @@ impl ReplayLog {
     pub(super) fn head_counts(&self) -> impl Iterator<Item = (usize, usize)> {
         let of_layer = |(layer, log): (usize, &LayerLog)| {
             let chosen: Vec<usize> = log.all().map(Victims::num_heads).filter(|&heads| heads > 1).collect();
-            let shared = log.budgets().and_then(|budgets| budgets.shares.first()).map(Vec::len);
+            let shared = log.budgets.as_ref().and_then(|budgets| budgets.shares.first()).map(Vec::len);
             chosen.into_iter().chain(shared).map(move |heads| (layer, heads))
         };
         self.layers.iter().enumerate().flat_map(of_layer)
@@ -209,10 +188,6 @@ pub fn log_bytes_per_token(scope: Scope, cache_length: usize, batch: usize, num_
         Scope::Head => batch * num_kv_heads,
     };
     Bytes((choices * Victims::kind(cache_length).elt_size_in_bytes()) as u64)
-}
-
-fn num_sequences(spans: &[ChunkSpan]) -> usize {
-    spans.first().map_or(0, ChunkSpan::num_sequences)
 }
 
 fn same<T: PartialEq>(expected: &T, found: &T, words: impl Fn(&T) -> String) -> Result<(), Fault> {

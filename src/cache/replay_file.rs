@@ -10,6 +10,7 @@ use tch::{Kind, Tensor};
 
 use super::{ChunkSpan, HeadBudgets, LayerLog, ReplayLog, Routing, Victims};
 use crate::files::{self, Dtype, RawTensor, TensorFile};
+use crate::store::content_of;
 use crate::units::{Fault, abridged};
 
 const FORMAT: &str = "kvtune replay log";
@@ -48,11 +49,10 @@ impl ReplayLog {
         let is_block = || self.spans.iter().map(|s| usize::from(s.is_block));
         let blocks = is_block().any(|b| b > 0).then(|| numbers(BLOCKS.into(), vec![self.spans.len()], is_block()));
         let by_layer = |(layer, log)| layer_tensors(layer, log, self.cache_lengths[layer], self.spans.len());
-        let budgets =
-            |(layer, log): (usize, &LayerLog)| log.budgets().map(|budgets| budget_tensors(layer, budgets)).into_iter().flatten();
         let layers = || self.layers.iter().enumerate();
+        let budgets = layers().flat_map(|(layer, log)| log.budgets.iter().flat_map(move |own| budget_tensors(layer, own)));
         let routings = layers().filter_map(|(layer, log)| routing_tensor(layer, log, self.spans.len()));
-        whole.into_iter().chain(blocks).chain(layers().flat_map(by_layer)).chain(layers().flat_map(budgets)).chain(routings)
+        whole.into_iter().chain(blocks).chain(layers().flat_map(by_layer)).chain(budgets).chain(routings)
     }
 }
 
@@ -108,9 +108,7 @@ fn routing_tensor(layer: usize, log: &LayerLog, num_chunks: usize) -> Option<Raw
     }
     let whole = Tensor::cat(&parts, 0);
     let dtype = if whole.kind() == Kind::Uint8 { Dtype::U8 } else { Dtype::I16 };
-    let flat: Vec<i64> = Vec::try_from(whole.to_kind(Kind::Int64).view(-1)).unwrap_or_default();
-    let width = whole.kind().elt_size_in_bytes();
-    let bytes: Vec<u8> = flat.iter().flat_map(|expert| expert.to_le_bytes().into_iter().take(width)).collect();
+    let bytes = content_of(&whole).unwrap_or_default();
     let shape = whole.size().iter().map(|&n| n as usize).collect();
     Some(RawTensor { name: named(layer, "experts"), dtype, shape, bytes: bytes.into() })
 }
@@ -209,11 +207,9 @@ fn read_budgets(
     let (shape, flat) = read_numbers(file, &named(layer, "shares"), &[None, None])?;
     let (view, active, sequences) = (file.get(&named(layer, "leaving"))?, span.num_sequences(), shape[0]);
     if shape[1] == 0 || ![active, batch].contains(&sequences) {
-        let found = format!("{sequences} sequences and {} heads", shape[1]);
-        return Err(invalid(
-            file,
-            format!("`{}` is of {found}, expected {active} sequences and some heads", named(layer, "shares")),
-        ));
+        let (name, heads) = (named(layer, "shares"), shape[1]);
+        let expected = format!("{active} sequences and some heads");
+        return Err(invalid(file, format!("`{name}` is of {sequences} sequences and {heads} heads, expected {expected}")));
     }
     if view.dtype != Dtype::U8 || view.shape != [sequences, shape[1], filled] || view.bytes.iter().any(|&b| b > 1) {
         let (dtype, found) = (view.dtype, view.shape);
@@ -276,10 +272,10 @@ fn read_layer(file: &TensorFile, layer: usize, cache_length: usize, spans: &[Chu
     let (mut rest, mut filled, mut log) = (view.bytes, 0, LayerLog::default());
     let mut capacity = cache_length;
     for (span, decided) in spans.iter().zip(deciders.chunks(2)) {
-        if log.budgets().is_none() && span.evictions(filled, cache_length) > 0 && is_divided(file, layer) {
+        if log.budgets.is_none() && span.evictions(filled, cache_length) > 0 && is_divided(file, layer) {
             let budgets = read_budgets(file, layer, spans[0].num_sequences(), span, filled, cache_length)?;
             (capacity, filled) = (budgets.slots, budgets.slots);
-            log.record_budgets(budgets);
+            log.budgets = Some(budgets);
         }
         let wrong = |reason: String| invalid(file, format!("layer {layer}, chunk {}: {reason}", span.index));
         let (sequences, heads, e) = (decided[0], decided[1], span.evictions(filled, capacity));

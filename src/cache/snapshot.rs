@@ -79,8 +79,7 @@ impl LayerCache {
                 let first = self.position_bgc.narrow(2, 0, filled as i64).select(0, 0).select(0, 0);
                 Agreement::All(Vec::try_from(first).unwrap_or_default())
             }
-            Agreement::Heads => Agreement::Heads,
-            Agreement::Nothing => Agreement::Nothing,
+            other => other.clone(),
         };
         (self.filled, self.num_chunks, self.prefill) = (filled, num_chunks, prefill);
         self.protected.clone_from(protected);
@@ -102,19 +101,16 @@ impl LayerCache {
         if let Some(budget) = &snapshot.budget {
             expected.push((BEFORE.to_owned(), vec![b, g, budget.filled_before as i64], Kind::Int64));
         }
+        for (name, tensor) in snapshot.tensors.iter().filter(|(name, _)| [OBSERVED, FEATURES].contains(&name.as_str())) {
+            let features = (name == FEATURES).then(|| tensor.size().last().copied().unwrap_or_default());
+            expected.push((name.clone(), [b, g, filled].into_iter().chain(features).collect(), Kind::Float));
+        }
         for (name, size, kind) in expected {
             let found = snapshot.tensors.iter().find(|(n, _)| *n == name).map(|(_, tensor)| (tensor.size(), tensor.kind()));
             if found.as_ref() != Some(&(size.clone(), kind)) {
                 let found = found.map_or("nothing".to_owned(), |(size, kind)| format!("{size:?} {kind:?}"));
                 let expected = format!("{size:?} {kind:?}");
                 return Err(misfit(&name, &expected, &found));
-            }
-        }
-        for (name, tensor) in snapshot.tensors.iter().filter(|(name, _)| [OBSERVED, FEATURES].contains(&name.as_str())) {
-            let features = (name == FEATURES).then(|| tensor.size().last().copied().unwrap_or_default());
-            let expected = [&[b, g, filled][..], features.as_slice()].concat();
-            if tensor.size() != expected || tensor.kind() != Kind::Float {
-                return Err(misfit(name, &format!("{expected:?} Float"), &format!("{:?} {:?}", tensor.size(), tensor.kind())));
             }
         }
         if snapshot.budget.is_none() && snapshot.filled > self.shape.cache_length {
@@ -144,7 +140,8 @@ impl LayerCache {
 
     /// Another cache that holds the same, in memory of its own.
     pub fn fork(&self) -> Result<Self, Fault> {
-        let mut fork = Self::new(self.layer, self.shape, self.prefill).with_query_statistics(self.query_statistics.clone());
+        let mut fork = Self::new(self.layer, self.shape, self.prefill);
+        fork.query_statistics.clone_from(&self.query_statistics);
         // The next tokens shall not have all copied once more. What has gone back has more room than it needs.
         let next = (self.filled + 1).min(self.capacity()) as i64;
         let [compact, as_here] = [self.filled as i64, self.buffer.slots()].map(|have| self.shape.grown(have, next));

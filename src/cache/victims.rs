@@ -8,9 +8,9 @@ use super::{Entries, EvictionOrder, Policy, PolicyTraits};
 use crate::native::cuda::on_device;
 use crate::native::or_panic;
 use crate::store::{Waiting, copies_are_async};
+use crate::units::Bytes;
 
-/// Slots to evict, lowest score first: a sequence that needs fewer takes them from the front. Kept on the host, in integers of the
-/// smallest width that serves.
+/// Slots to evict, lowest score first: who needs fewer takes them from the front. On the host, in integers of the smallest width that serves.
 #[derive(Debug)]
 pub struct Victims {
     /// `(1, 1, e)` where all sequences and heads agree, `(B, 1, e)` where the heads of a sequence do, else `(B, G, e)`.
@@ -22,34 +22,21 @@ pub struct Victims {
 }
 
 impl Victims {
-    pub(super) fn is_by_sequence(&self) -> bool {
-        self.num_heads() == 1
-    }
-
-    /// Packs slots below `cache_length` that the host has chosen or read.
-    ///
-    /// # Shapes
-    /// `(1 or B, 1 or G, e)`, i64, on the host.
+    /// Packs slots below `cache_length` that the host has chosen or read: `(1 or B, 1 or G, e)`, i64.
     pub(super) fn of_host(slot_bge: &Tensor, cache_length: usize) -> Self {
         let packed = Waiting::here(&pack(slot_bge, Self::kind(cache_length)));
         Self { packed, fresh: None, unpacked: None }
     }
 
-    /// Packs slots below `cache_length`.
+    /// Packs slots below `cache_length`, and keeps them unpacked until the chunk is written.
     ///
     /// # Shapes
     /// `(1 or B, 1 or G, e)`, i64.
     pub fn new(slot_bge: &Tensor, cache_length: usize) -> Self {
         let packed = pack(slot_bge, Self::kind(cache_length));
         let fresh = copies_are_async(packed.device()).then(|| packed.shallow_clone());
-        Self { packed: Waiting::send(&packed), fresh, unpacked: None }
-    }
-
-    /// Packs slots below `cache_length`, and keeps them unpacked until the chunk is written.
-    fn chosen(slot_bge: Tensor, cache_length: usize) -> Self {
-        let victims = Self::new(&slot_bge, cache_length);
-        let is_here = victims.fresh.is_none() && slot_bge.device() == Device::Cpu;
-        Self { unpacked: is_here.then_some(slot_bge), ..victims }
+        let is_here = fresh.is_none() && slot_bge.device() == Device::Cpu;
+        Self { packed: Waiting::send(&packed), fresh, unpacked: is_here.then(|| slot_bge.shallow_clone()) }
     }
 
     /// The chunk is written: from now on the host has the slots, and nobody else.
@@ -76,16 +63,13 @@ impl Victims {
         self.packed.kind().elt_size_in_bytes()
     }
 
-    pub(super) fn bytes(&self) -> u64 {
-        self.packed.bytes().0
+    pub(super) fn bytes(&self) -> Bytes {
+        self.packed.bytes()
     }
 
     /// The slots on the host, those of each sequence and head together.
     pub(super) fn flat(&self) -> Vec<i64> {
-        let unpacked = self.unpacked();
-        let mut slots = vec![0; unpacked.numel()];
-        unpacked.copy_data(&mut slots, unpacked.numel());
-        slots
+        Vec::try_from(self.unpacked().reshape([-1])).unwrap_or_default()
     }
 
     /// The narrowest integers for slots below `cache_length`: bytes, 16 bits (counted from −32768), or 32.
@@ -98,18 +82,14 @@ impl Victims {
     }
 
     /// How many slots leave per sequence and head.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.packed.size()[2] as usize
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// The slots on the host, where all sequences and heads agree on them; of a choice that a device has just made the host knows nothing.
     pub fn shared(&self) -> Option<Vec<i64>> {
         let agreed = self.packed.size()[..2] == [1, 1] && self.fresh.is_none();
-        agreed.then(|| Vec::try_from(self.unpacked().reshape([-1])).ok()).flatten()
+        agreed.then(|| self.flat())
     }
 
     /// The slots as one tensor `(B, G, e)`, i64.
@@ -119,7 +99,7 @@ impl Victims {
             (None, Some(fresh)) => unpack(fresh),
             (None, None) => unpack(&or_panic(self.packed.fetch(device))),
         };
-        unpacked.to_device(device).expand([batch, groups, self.len() as i64], false)
+        unpacked.to_device(device).expand([batch, groups, self.count() as i64], false)
     }
 
     /// The slots of one sequence and head, on the host.
@@ -166,7 +146,7 @@ pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>) -> Victims {
         let empty_first = budget.empty_first(key.size()[0], entries.num_evicted, key.device());
         key = order_empty(&key, entries.position_bgc, &empty_first);
     }
-    lowest(&key, entries.num_evicted, entries.cache_length)
+    Victims::new(&key.topk(entries.num_evicted as i64, 2, false, true).1, entries.cache_length)
 }
 
 /// The choice where only positions count and the host knows them all.
@@ -201,10 +181,8 @@ fn lowest_first(ranked: impl Iterator<Item = (i64, i64)>, count: usize) -> Vec<i
     ranked.into_iter().map(|(_, slot)| slot).collect()
 }
 
-/// The order of the entries as integers, lowest first; what may not leave has the largest.
-///
-/// # Shapes
-/// `(B, G, filled)`, or `(B, 1, filled)` where one choice serves all heads of a sequence.
+/// The order of the entries as integers, lowest first; what may not leave has the largest. `(B, G, filled)`, or `(B, 1, filled)` where one
+/// choice serves all heads of a sequence.
 pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder) -> Tensor {
     let heads = if matches!(entries.agreement, Agreement::Nothing) { entries.position_bgc.size()[1] } else { 1 };
     let PolicyTraits { grace, sinks, .. } = policy.traits();
@@ -231,8 +209,7 @@ pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionO
 }
 
 impl Entries<'_> {
-    /// Which entries may leave `(B, G, filled)`, bool: not those that are young by the policy's `grace`, nor its sinks and the protected
-    /// ones, nor slots that hold nothing.
+    /// Which entries may leave `(B, G, filled)`, bool: none that are young by the policy's `grace`, sinks or protected, and no empty slots.
     pub fn candidates(&self, policy: &dyn Policy) -> Tensor {
         let PolicyTraits { grace, sinks, .. } = policy.traits();
         let young = self.next_position as i64 - grace as i64;
@@ -259,10 +236,6 @@ fn is_protected(position_bgc: &Tensor, protected: &[(usize, usize)]) -> Option<T
 
 const LAST: i64 = 1 << 40;
 
-fn lowest(key_bgc: &Tensor, count: usize, cache_length: usize) -> Victims {
-    Victims::chosen(key_bgc.topk(count as i64, 2, false, true).1, cache_length)
-}
-
 /// Maps f32 to i64 so that order is kept, and with 32 bits to spare below for the position: comparing keys compares scores
 /// first and positions second, and all keys differ. Example: 1.0 has the bits 0x3f800000, 2.0 has 0x40000000; a negative
 /// number has the sign bit set and grows downwards, so its other 31 bits are flipped.
@@ -286,7 +259,7 @@ mod tests {
         let score = Tensor::from_slice(&[1.0f32, 0.5, 0.5, 3.0]).view([1, 1, 4]);
         let position = Tensor::from_slice(&[4i64, 9, 2, 0]).view([1, 1, 4]);
         let key = ordered(&score).bitwise_left_shift_tensor_scalar(32) + position;
-        assert_eq!(lowest(&key, 3, 4).shared().unwrap(), [2, 1, 0]);
+        assert_eq!(Victims::new(&key.topk(3, 2, false, true).1, 4).shared().unwrap(), [2, 1, 0]);
     }
 
     /// The rule is [`EvictionOrder::ByEntry`]'s, and what may not leave comes last.
@@ -311,7 +284,6 @@ mod tests {
         let position_bgc = Tensor::from_slice(&positions).view([1, 1, 12]);
         let keys = || Tensor::zeros([1, 1, 12, 4], (Kind::Float, Device::Cpu));
         let entries = Entries {
-            filled: 12,
             cache_length: 12,
             num_evicted: 8,
             prefill: 12,
@@ -356,7 +328,6 @@ mod tests {
         let agreements = [Agreement::All(positions.to_vec()), Agreement::Heads, Agreement::Nothing];
         for (agreement, num_evicted) in agreements.iter().flat_map(|agreement| [1, 3].map(|count| (agreement, count))) {
             let entries = Entries {
-                filled: 6,
                 cache_length: 6,
                 num_evicted,
                 prefill: 6,
@@ -380,7 +351,7 @@ mod tests {
     fn slots_are_packed_into_the_narrowest_integers() {
         for (cache_length, kind) in [(256, Kind::Uint8), (257, Kind::Int16), (65_536, Kind::Int16), (65_537, Kind::Int)] {
             let slots = [0, cache_length as i64 / 2, cache_length as i64 - 1];
-            let victims = Victims::new(&Tensor::from_slice(&slots).view([1, 1, 3]), cache_length);
+            let victims = Victims::of_host(&Tensor::from_slice(&slots).view([1, 1, 3]), cache_length);
             assert_eq!((victims.packed().kind(), victims.shared().unwrap()), (kind, slots.to_vec()));
         }
     }

@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use tch::{Tensor, no_grad};
 
-use super::layer_budgets::allocate_across_layers;
-use super::layer_state::{ChunkGrads, SharedLayer, link};
-use super::partial_chunk::ChunkPart;
+use super::attended_chunk::ChunkPart;
+use super::layer_state::{ChunkGrads, SharedLayer, allocate_across_layers, link};
 use super::router_balance::RouterTask;
 use super::undo_log::KeepUndo;
 use crate::cache::{ChunkSpan, Policy, Routing};
@@ -59,8 +58,7 @@ impl Column<'_> {
         if layer.0 + 1 < end { layer.0 + 1 } else { start }
     }
 
-    /// Calls `attend` for each chunk with its part of q, k, v and joins the outputs. Pads that the column has beyond its chunks attend to
-    /// nothing.
+    /// Calls `attend` for each chunk with its part of q, k, v and joins the outputs. Pads beyond the column's chunks attend to nothing.
     fn by_chunk(&self, qkv: &Qkv, mut attend: impl FnMut(&ChunkSpan, &Qkv) -> Result<Tensor, Fault>) -> Result<Tensor, Fault> {
         let mut lengths: Vec<i64> = self.spans.iter().map(|span| span.len as i64).collect();
         let pads = qkv.num_tokens() - lengths.iter().sum::<i64>();
@@ -73,9 +71,7 @@ impl Column<'_> {
         let mut outs = Vec::with_capacity(lengths.len());
         for (i, span) in self.spans.iter().enumerate() {
             let own = KvBlock::of_planes(planes.iter().map(|parts| parts[i].shallow_clone()));
-            let sink_logit_h = qkv.sink_logit_h.as_ref().map(Tensor::shallow_clone);
-            let tokens = Qkv { q_bhnd: q[i].shallow_clone(), own, rule: qkv.rule, sink_logit_h, joined: None };
-            outs.push(attend(span, &tokens)?);
+            outs.push(attend(span, &Qkv { q_bhnd: q[i].shallow_clone(), own, ..qkv.clone() })?);
         }
         if pads > 0 {
             outs.push(q[self.spans.len()].zeros_like());
@@ -84,21 +80,15 @@ impl Column<'_> {
     }
 }
 
-/// What a column is run for.
 pub(super) enum Mode<'a> {
     /// Policies choose, and what they choose is recorded.
     Choose {
         policies: &'a [Box<dyn Policy>],
-        /// The layers whose undo log is kept.
-        keeps_undo: Range<usize>,
         /// The part of a chunk that the column is, where it is no whole one.
         part: Option<&'a ChunkPart>,
     },
     /// Recorded choices are followed: in a forward phase that is given its log, or in a layer band's second forward.
-    Follow {
-        /// The layers whose undo log is kept.
-        keeps_undo: Range<usize>,
-    },
+    Follow,
     /// A cell is computed with autograd: one custom node per layer and chunk, over the shared buffers.
     Differentiate {
         /// What chooses, in the forward phase; recorded choices are followed without it.
@@ -114,14 +104,16 @@ pub(super) enum Mode<'a> {
 pub(super) struct ColumnAttention<'a> {
     pub(super) column: Column<'a>,
     pub(super) mode: Mode<'a>,
-    pub(super) routers: RouterTask<'a>,
+    /// The layers whose undo log is kept; under autograd a cell has its own.
+    pub(super) keeps_undo: Range<usize>,
+    pub(super) routers: Option<RouterTask<'a>>,
 }
 
 impl ColumnAttention<'_> {
     /// Distributes a budget that all layers share, where policies choose and the column begins with the first chunk that evicts.
     pub(super) fn allocate_budgets(&self) {
         // A chunk whose tokens come in parts has its budgets from the call that began it.
-        let (Mode::Choose { policies, part: None, .. } | Mode::Differentiate { policies: Some(policies), .. }) = self.mode else {
+        let (Mode::Choose { policies, part: None } | Mode::Differentiate { policies: Some(policies), .. }) = self.mode else {
             return;
         };
         // Where a column is run band by band, the bands below have written its chunks when the next one begins.
@@ -134,22 +126,19 @@ impl ColumnAttention<'_> {
 impl Attend for ColumnAttention<'_> {
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
         let (column, state, wants_output) = (self.column, &self.column.states[layer.0], self.wants_output(layer));
+        let keep = if self.keeps_undo.contains(&layer.0) { KeepUndo::Parked } else { KeepUndo::Nothing };
         match &mut self.mode {
-            Mode::Choose { policies, keeps_undo, part } => {
-                let (policy, keeps_undo) = (&*policies[layer.0], keeps_undo.contains(&layer.0));
-                column.with_cache(layer, column.above(layer), || {
-                    column.by_chunk(&qkv, |span, qkv| {
-                        let mut state = locked(state);
-                        match *part {
-                            Some(part) => state.decide_part(policy, part, qkv),
-                            None => Ok(state.decide(policy, span, qkv, KeepUndo::of(keeps_undo))?.0),
-                        }
-                    })
+            Mode::Choose { policies, part } => column.with_cache(layer, column.above(layer), || {
+                column.by_chunk(&qkv, |span, qkv| {
+                    let (mut state, policy) = (locked(state), &*policies[layer.0]);
+                    match *part {
+                        Some(part) => state.decide_part(policy, part, qkv),
+                        None => Ok(state.decide(policy, span, qkv, keep)?.0),
+                    }
                 })
-            }
-            Mode::Follow { keeps_undo } => column.with_cache(layer, column.above(layer), || {
-                let keeps_undo = keeps_undo.contains(&layer.0);
-                column.by_chunk(&qkv, |span, qkv| locked(state).replay(span, qkv, keeps_undo, wants_output))
+            }),
+            Mode::Follow => column.with_cache(layer, column.above(layer), || {
+                column.by_chunk(&qkv, |span, qkv| locked(state).replay(span, qkv, keep, wants_output))
             }),
             Mode::Differentiate { policies, chain, chain_ends } => {
                 let policy = policies.map(|policies| &*policies[layer.0]);
@@ -195,7 +184,9 @@ impl Attend for ColumnAttention<'_> {
         } else {
             state.log.recall_routing(layer, spans, routed.top_k, num_experts, routed.probability_bnx.device())?
         };
-        self.routers.take(spans, routed.probability_bnx, &chosen_bnk);
+        if let Some(routers) = &mut self.routers {
+            routers.take(spans, routed.probability_bnx, &chosen_bnk);
+        }
         Ok(chosen_bnk)
     }
 }

@@ -7,12 +7,10 @@ use tch::{Tensor, no_grad};
 
 use super::attend::{Column, ColumnAttention, Mode};
 use super::cell_graph::CellGraph;
-use super::gradient_sums::GradientSums;
-use super::pass_order::PassOrder;
 use super::router_balance::RouterTask;
 use super::schedule::BackwardStage;
-use super::session::Pass;
-use super::step_run::StepRun;
+use super::session::{Pass, PassOrder};
+use super::step_run::{GradientSums, StepRun};
 use super::{Event, MicroBatchGradients};
 use crate::model::Model;
 use crate::native::{locked, or_panic, take_gradient};
@@ -22,7 +20,7 @@ use crate::units::Fault;
 
 impl StepRun<'_> {
     pub(super) fn backward(mut self) -> Result<MicroBatchGradients, Fault> {
-        self.trace.session.give_choices(&mut self.trace.log.layers);
+        self.trace.session.give_choices(std::mem::take(&mut self.trace.log.layers));
         for stage in self.schedule.backward() {
             match stage {
                 BackwardStage::Replay { band } => {
@@ -52,8 +50,7 @@ impl StepRun<'_> {
             let input = self.input(c, layers.start)?;
             // Undo log and final caches are wanted, and nothing behind the uppermost layer's keys and values.
             let column = Column { has_output: false, ..self.column(c, layers) };
-            let (mode, routers) = (Mode::Follow { keeps_undo: layers.clone() }, RouterTask::default());
-            let attend = &mut ColumnAttention { column, mode, routers };
+            let attend = &mut ColumnAttention { column, mode: Mode::Follow, keeps_undo: layers.clone(), routers: None };
             let _ = self.pass().run(input, attend, &mut |_, _| Ok(()))?;
         }
         Ok(())
@@ -132,7 +129,7 @@ impl StepRun<'_> {
             }
         }
         let input = self.input(c, layers.start)?;
-        let routers = RouterTask::recording(self.router_weight() > 0.0, None);
+        let routers = (self.router_weight() > 0.0).then(RouterTask::default);
         CellGraph::record(&mut self.pass(), &input, self.column(c, layers), None, routers, self.schedule.first_layer())
     }
 
@@ -152,7 +149,7 @@ impl StepRun<'_> {
     /// What carries a column through a band's layers.
     fn pass(&self) -> Pass<'_> {
         let tokens = &self.trace.tokens;
-        let (frequencies, dropout) = (tokens.frequencies(), tokens.dropout_context(self.context));
+        let (frequencies, dropout) = (&tokens.frequencies[..], tokens.dropout_context(self.context));
         let settings = &self.engine.settings;
         Pass { model: self.model, captured: None, frequencies, dropout, settings, order: PassOrder::Down }
     }
@@ -216,8 +213,7 @@ impl StepRun<'_> {
     }
 }
 
-/// Takes the gradients out of the parameters, if they were not taken before, and adds those that no cell makes. What nothing has reached has a
-/// gradient of zero.
+/// Takes the gradients out of the parameters and sums, and adds those that no cell makes; zero for what nothing has reached.
 fn collect(model: &Model, outer: Vec<(String, Tensor)>, mut sums: GradientSums) -> Result<BTreeMap<String, Tensor>, Fault> {
     let (mut gradients, parameters) = (BTreeMap::new(), model.parameters());
     for (name, parameter) in &parameters {

@@ -25,7 +25,10 @@ impl Calibration {
     /// Has the layers of a batch of so many tokens learn in its backward phase.
     pub(super) fn attach(&mut self, layers: &[SharedLayer], tokens: usize) {
         for (state, importance) in layers.iter().zip(&mut self.0) {
-            locked(state).importance = importance.take().map(|of| of.counting_from(tokens / 2));
+            if let Some(importance) = importance {
+                importance.counts_from = tokens / 2;
+            }
+            locked(state).importance = importance.take();
         }
     }
 
@@ -47,8 +50,7 @@ impl Calibration {
         self.0.iter().map(|of| of.as_ref().map(|of| &of.queries))
     }
 
-    /// Shares `mean` slots a layer out, bottom to top, in multiples of `step`, which `least` is one of; `None` where nothing was counted, or
-    /// the mean is below the least.
+    /// Shares `mean` slots a layer out, bottom to top, in multiples of `step`, as is `least`; `None` without counts, or if the mean is below it.
     pub fn slots(&self, mean: usize, least: usize, step: usize) -> Option<Vec<usize>> {
         let demands: Vec<&SlotDemand> = self.0.iter().flatten().map(|of| &of.slots).collect();
         let mut shares = share_out(&demands, mean, least, step)?.into_iter();

@@ -23,14 +23,14 @@ pub(super) struct CellGraph {
 
 impl CellGraph {
     /// Runs a column through the band of `column`. `policies` choose now, in the forward phase; without them recorded choices are followed.
-    /// `routers` is a new task: to leave them, or to record what their loss needs. The input gets a gradient where something in front of it
+    /// `routers` is a new task, where they have a loss. The input gets a gradient where something in front of it
     /// is trained, the lowest such layer being `first_trained`.
     pub(super) fn record(
         pass: &mut Pass<'_>,
         input: &Tensor,
         column: Column<'_>,
         policies: Option<&[Box<dyn Policy>]>,
-        routers: RouterTask<'_>,
+        routers: Option<RouterTask<'_>>,
         first_trained: usize,
     ) -> Result<Self, Fault> {
         let wants_gradient = column.first > first_trained || !pass.model.embedding_parameters().is_empty();
@@ -38,11 +38,11 @@ impl CellGraph {
         // Requires grad, whatever is trained.
         let chain = link(&input).set_requires_grad(true);
         let mode = Mode::Differentiate { policies, chain: &chain, chain_ends: Vec::new() };
-        let mut attend = ColumnAttention { column, mode, routers };
+        let mut attend = ColumnAttention { column, mode, keeps_undo: 0..0, routers };
         let output = with_grad(|| pass.run(input.shallow_clone(), &mut attend, &mut |_, _| Ok(())))?;
         let ColumnAttention { mode, routers, .. } = attend;
         let chain_ends = if let Mode::Differentiate { chain_ends, .. } = mode { chain_ends } else { Vec::new() };
-        Ok(Self { input, output, chain_ends, routers: routers.roots, chain })
+        Ok(Self { input, output, chain_ends, routers: routers.map(|task| task.roots).unwrap_or_default(), chain })
     }
 
     /// Runs backward from the gradient of the output, where there is one. `gradient_x` is that of the probabilities of any one real

@@ -1,7 +1,6 @@
 //! Sizes of chunks drawn at random: a few for each step, and one of them for each chunk, without any state.
 //!
-//! What is drawn depends on the run's seed, the step and the number of the chunk alone. So the sequences of a step are cut in the same
-//! places however they are batched, a shorter sequence as the beginning of a longer one, and a resumed run goes on as it would have.
+//! What is drawn depends on the run's seed, the step and the number of the chunk alone: not on the batching, nor on where a run was resumed.
 
 use std::ops::RangeInclusive;
 
@@ -13,7 +12,6 @@ use crate::units::StepKey;
 /// Few, so that a step has few shapes.
 const CANDIDATES: usize = 5;
 
-/// The sizes of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RandomSizes {
     candidates: [usize; CANDIDATES],
@@ -36,7 +34,6 @@ impl RandomSizes {
         (chunk_size - half).clamp(1, upper.max(1))..=upper.max(1)
     }
 
-    /// Size of a chunk, by its number in the sequence.
     pub fn of_chunk(&self, chunk: usize) -> usize {
         self.candidates[(draw(self.key, CANDIDATES + chunk) % CANDIDATES as u64) as usize]
     }

@@ -8,10 +8,8 @@ use crate::cache::ChunkSpan;
 /// Chunks of a batch, and their grouping into columns of cells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkPlan {
-    /// Chunks in the order of writing.
     pub spans: Vec<ChunkSpan>,
     pub columns: Vec<Range<usize>>,
-    /// Length of the prefill span.
     pub prefill: usize,
     /// How the tokens are cut that come after `spans`.
     cuts: Cuts,
@@ -34,8 +32,7 @@ pub struct Cuts {
     pub chunk_size: usize,
     /// Sizes of the chunks behind the prefill span, where they are drawn.
     pub sizes: Option<RandomSizes>,
-    /// Positions at which a layer's cache becomes full, ascending: no chunk goes beyond one, or ends just before. Empty where
-    /// chunks are not bent.
+    /// Positions at which a layer's cache becomes full, ascending, to which chunks are bent: none goes beyond one, or ends just before.
     pub full_at: Vec<usize>,
     /// From this position on, tokens are run as they are in decoding.
     pub singles_from: Option<usize>,
@@ -49,28 +46,12 @@ pub struct Cuts {
 pub(super) const BENT_BY: usize = 4;
 
 impl Cuts {
-    /// Whether a chunk is the first that evicts from caches that share one budget.
-    fn is_budget_due(&self, start: usize, len: usize) -> bool {
-        self.shared_budget.is_some_and(|slots| (start..start + len).contains(&slots))
-    }
-
     /// Where the chunk that begins at `start`, and has the number `chunk`, ends; `end` is where the last one does.
     pub(super) fn end(&self, start: usize, chunk: usize, end: usize) -> usize {
         let size = self.sizes.as_ref().map_or(self.chunk_size, |sizes| sizes.of_chunk(chunk));
         let straight = start + size.min(end - start);
         let next = self.full_at.iter().copied().find(|&full| full > start && full <= end);
         next.filter(|&full| straight + BENT_BY >= full).unwrap_or(straight)
-    }
-}
-
-impl ColumnWidth {
-    /// Whether a column of so many chunks and tokens takes a further chunk of `len` tokens.
-    fn takes(self, chunks: usize, tokens: usize, len: usize) -> bool {
-        chunks == 0
-            || match self {
-                Self::Tokens(limit) => tokens + len <= limit,
-                Self::Chunks(limit) => chunks < limit,
-            }
     }
 }
 
@@ -81,7 +62,6 @@ impl ChunkPlan {
         Self::cut(lengths, &Cuts { span, chunk_size, ..Cuts::default() }, width)
     }
 
-    /// Plans sequences of `lengths` tokens by `cuts`.
     pub fn cut(lengths: &[usize], cuts: &Cuts, width: ColumnWidth) -> Self {
         let total = lengths.iter().copied().max().unwrap_or(0);
         let mut plan = Self::begun(cuts.clone(), total);
@@ -89,10 +69,27 @@ impl ChunkPlan {
             // Ended sequences leave; they are the last rows where the longest sequence comes first.
             let active = lengths.iter().rposition(|&t| t > next.start).map_or(0, |last| last + 1);
             let real = lengths[..active].iter().map(|&t| t.saturating_sub(next.start).min(next.len)).collect();
-            plan.spans.push(ChunkSpan { real, ..next });
+            let (span, at) = (ChunkSpan { real, ..next }, plan.spans.len());
+            let is_joined = plan.columns.last().is_some_and(|last| plan.continues(last.start, &span, width));
+            match plan.columns.last_mut() {
+                Some(last) if is_joined => last.end += 1,
+                _ => plan.columns.push(at..at + 1),
+            }
+            plan.spans.push(span);
         }
-        plan.columns = columns(&plan.spans, cuts, width);
         plan
+    }
+
+    /// Whether `next` comes into the column that begins with chunk `first`: within its width, with the same sequences, and not as the first chunk
+    /// that evicts from caches that share one budget.
+    fn continues(&self, first: usize, next: &ChunkSpan, width: ColumnWidth) -> bool {
+        let (begin, end) = (&self.spans[first], next.start + next.len);
+        let fits = match width {
+            ColumnWidth::Tokens(limit) => end - begin.start <= limit,
+            ColumnWidth::Chunks(limit) => self.spans.len() - first < limit,
+        };
+        let is_budget_due = self.cuts.shared_budget.is_some_and(|slots| (next.start..end).contains(&slots));
+        fits && begin.num_sequences() == next.num_sequences() && !is_budget_due
     }
 
     /// The plan of sequences of unknown length, of which nothing has come.
@@ -109,12 +106,13 @@ impl ChunkPlan {
 
     /// Adds the next column of such a width, of the `tokens` further tokens of each of some sequences; as a range of `spans`.
     pub(super) fn extend(&mut self, num_sequences: usize, tokens: usize, width: ColumnWidth) -> Range<usize> {
-        let (first, start, end) = (self.spans.len(), self.len(), self.len() + tokens);
-        while let Some(next) = self.peek(end)
-            && width.takes(self.spans.len() - first, self.len() - start, next.len)
-            && (self.spans.len() == first || !self.cuts.is_budget_due(next.start, next.len))
-        {
-            self.spans.push(ChunkSpan { real: vec![next.len; num_sequences], ..next });
+        let (first, end) = (self.spans.len(), self.len() + tokens);
+        while let Some(next) = self.peek(end) {
+            let span = ChunkSpan { real: vec![next.len; num_sequences], ..next };
+            if self.spans.len() > first && !self.continues(first, &span, width) {
+                break;
+            }
+            self.spans.push(span);
         }
         self.columns.push(first..self.spans.len());
         first..self.spans.len()
@@ -130,12 +128,6 @@ impl ChunkPlan {
     /// The plan of sequences that have come as far as `last`.
     pub(super) fn behind(cuts: Cuts, last: ChunkSpan) -> Self {
         Self { spans: vec![last], ..Self::arriving(cuts) }
-    }
-
-    /// Goes back to where sequences have come only as far as `last`.
-    pub(super) fn go_back_to(&mut self, last: ChunkSpan) {
-        self.columns.clear();
-        self.spans = vec![last];
     }
 
     /// Forgets the chunks that have come, but for how far they reach.
@@ -202,32 +194,9 @@ impl ChunkPlan {
         self.spans.last().map_or(0, |s| s.start + s.len)
     }
 
-    /// Whether there is nothing to run.
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
-}
-
-/// Consecutive chunks of the same sequences are joined as long as the column does not grow past its width, and no budget is due.
-fn columns(spans: &[ChunkSpan], cuts: &Cuts, width: ColumnWidth) -> Vec<Range<usize>> {
-    let mut columns: Vec<Range<usize>> = Vec::new();
-    let mut tokens = 0;
-    for (i, span) in spans.iter().enumerate() {
-        let takes =
-            |c: &Range<usize>| width.takes(c.len(), tokens, span.len) && spans[c.start].num_sequences() == span.num_sequences();
-        let fits = columns.last().is_some_and(takes) && !cuts.is_budget_due(span.start, span.len);
-        match columns.last_mut() {
-            Some(last) if fits => {
-                last.end += 1;
-                tokens += span.len;
-            }
-            _ => {
-                columns.push(i..i + 1);
-                tokens = span.len;
-            }
-        }
-    }
-    columns
 }
 
 /// Layer bands: groups of `layers_per_cell` consecutive layers, bottom first.

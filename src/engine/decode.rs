@@ -2,12 +2,10 @@
 
 use tch::{Tensor, no_grad};
 
+use super::attended_chunk::ChunkPart;
 use super::extend::other_ids;
-use super::layer_budgets::allocate_across_layers;
-use super::layer_state::SharedLayer;
-use super::partial_chunk::ChunkPart;
-use super::pass_order::PassOrder;
-use super::session::Session;
+use super::layer_state::{SharedLayer, allocate_across_layers};
+use super::session::{PassOrder, Session};
 use super::{Engine, guarded};
 use crate::cache::{Policy, Routing};
 use crate::model::{Attend, CapturedLayers, DropoutContext, Model, Qkv, Routed};
@@ -88,11 +86,8 @@ fn frequencies(sessions: &[&mut Session], rows: usize) -> Vec<Frequencies> {
     (0..first.frequencies.len()).map(of_rotation).collect()
 }
 
-/// How a row reaches the caches of its own session.
 struct DecodeAttention<'a> {
-    /// The layers of each session.
     states: Vec<&'a [SharedLayer]>,
-    /// The token of each session.
     parts: &'a [ChunkPart],
     policies: &'a [Box<dyn Policy>],
     rows: i64,

@@ -3,12 +3,10 @@
 use tch::{Tensor, no_grad};
 
 use super::attend::{Column, ColumnAttention, Mode};
+use super::attended_chunk::ChunkPart;
 use super::forward::HiddenSink;
-use super::layer_state::{SharedLayer, fork_layer_states, new_layer_states};
-use super::partial_chunk::ChunkPart;
-use super::pass_order::PassOrder;
-use super::router_balance::RouterTask;
-use super::session::{Pass, Session, SessionSpec};
+use super::layer_state::{SharedLayer, new_layer_states};
+use super::session::{Pass, PassOrder, Session, SessionSpec};
 use super::slots::Extent;
 use super::{ChunkPlan, ColumnWidth, Cuts, Engine, Settings, guarded};
 use crate::cache::{ChunkSpan, LayerLog};
@@ -50,7 +48,7 @@ impl Session {
     pub fn fork(&self) -> Result<Self, Fault> {
         guarded(|| {
             Ok(Self {
-                layers: fork_layer_states(&self.layers)?,
+                layers: self.layers.iter().map(|layer| locked(layer).fork()).collect::<Result<_, _>>()?,
                 plan: self.plan.clone(),
                 spec: self.spec.clone(),
                 frequencies: self.frequencies.clone(),
@@ -65,13 +63,16 @@ impl Session {
         has_read && !self.spec.keeps_log && self.layers.iter().all(|layer| locked(layer).cache.can_crop(tokens))
     }
 
-    /// Goes back to where it had read so many tokens, at least one, and none of those behind them. False, and as it was, where it would not
-    /// stand as if they had never come.
+    /// Goes back to where it had read so many tokens, at least one. False, and as it was, where it would not stand as if no others had come.
     pub fn crop(&mut self, tokens: usize) -> bool {
-        let Some(last) = self.plan.spans.last().filter(|_| self.can_crop(tokens)) else { return false };
+        if !self.can_crop(tokens) {
+            return false;
+        }
         self.layers.iter().for_each(|layer| locked(layer).cache.crop(tokens));
-        let last = ChunkSpan { start: tokens - 1, len: 1, real: vec![1; last.num_sequences()], ..*last };
-        self.plan.go_back_to(last);
+        // A session that keeps no choices knows of the last chunk alone.
+        for last in &mut self.plan.spans {
+            *last = ChunkSpan { start: tokens - 1, len: 1, real: vec![1; last.num_sequences()], ..*last };
+        }
         true
     }
 
@@ -135,7 +136,7 @@ impl Session {
             self.check_room(num_tokens as usize)?;
             let (spans, part) = self.next_spans(engine, num_tokens as usize);
             let (start, len) = (spans[0].start, spans.iter().map(|span| span.len).sum::<usize>());
-            let mode = Mode::Choose { policies: &engine.settings.policies, keeps_undo: 0..0, part: part.as_ref() };
+            let mode = Mode::Choose { policies: &engine.settings.policies, part: part.as_ref() };
             let mut pass = Pass {
                 model,
                 captured: Some(layers),
@@ -146,7 +147,7 @@ impl Session {
             };
             let has_output = sink.is_some() || model.config().ends_in_experts();
             let column = Column { has_output, ..self.column(&spans, 0..self.layers.len()) };
-            let mut attend = ColumnAttention { column, mode, routers: RouterTask::default() };
+            let mut attend = ColumnAttention { column, mode, keeps_undo: 0..0, routers: None };
             let pads = engine.settings.static_width().map_or(0, |width| width - len);
             let ids_bn = ids_bn.narrow(1, 0, len as i64).constant_pad_nd([0, pads as i64]);
             let hidden = no_grad(|| pass.run(model.embed(&ids_bn), &mut attend, &mut |_, _| Ok(())))?;
@@ -160,8 +161,7 @@ impl Session {
         })
     }
 
-    /// The chunks of the next column of the `tokens` that come; or what comes of a chunk whose tokens are still coming, as a chunk and as a
-    /// part.
+    /// The chunks of the next column of the `tokens` that come; or what comes of a chunk that is still coming, as a chunk and as a part.
     fn next_spans(&mut self, engine: &Engine, tokens: usize) -> (Vec<ChunkSpan>, Option<ChunkPart>) {
         if self.missing > 0
             && let Some(part) = self.next_part()

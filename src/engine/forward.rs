@@ -10,13 +10,12 @@ use super::cell_graph::CellGraph;
 use super::head_run::HeadRun;
 use super::kept_outputs::KeptOutputs;
 use super::layer_state::new_layer_states;
-use super::pass_order::PassOrder;
 use super::router_balance::{RouterSums, RouterTask};
 use super::schedule::ForwardStage;
-use super::session::{Pass, Session};
+use super::session::{Pass, PassOrder, Session, SessionSpec};
 use super::step_run::StepRun;
 use super::trace::{BatchIds, ForwardTrace};
-use super::{ChunkPlan, Engine, Event, MicroBatchContext, Observer};
+use super::{Engine, Event, MicroBatchContext, Observer};
 use crate::cache::ReplayLog;
 use crate::data::Batch;
 use crate::model::Model;
@@ -25,8 +24,7 @@ use crate::ops::attention;
 use crate::store::Waiting;
 use crate::units::Fault;
 
-/// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm, of the sequences that are
-/// under way in it.
+/// Receives a column's first position and its hidden states `(B, n, E)` before the final norm, of the sequences under way in it.
 pub type HiddenSink<'a> = &'a mut dyn FnMut(usize, &Tensor);
 
 impl<'a> StepRun<'a> {
@@ -38,9 +36,36 @@ impl<'a> StepRun<'a> {
         context: Option<MicroBatchContext>,
         observer: &'a mut dyn Observer,
     ) -> Result<Self, Fault> {
-        let plan = engine.settings.plan(batch, context.and_then(|c| c.chunk_sizes))?;
-        try_attention(model, observer);
-        let trace = begin(engine, model, batch, context, plan)?;
+        let settings = &engine.settings;
+        let plan = settings.plan(batch, context.and_then(|c| c.chunk_sizes))?;
+        // The kernels that attend on the device are tried, where they have not been.
+        for layer in &model.config().layers {
+            for why in attention::try_kernels(model.device(), model.kind(), layer.attention.head_dim as i64) {
+                observer.note(&why);
+            }
+        }
+        let tokens = BatchIds::new(batch, plan.len(), model);
+        let shapes = settings.cache_shapes(model.config(), &plan, model.kind(), model.device());
+        let initial = batch.sequences.iter().map(|sequence| sequence.initial.unwrap_or((0, 0))).collect::<Vec<_>>();
+        let caches = settings.empty_caches(model, shapes, plan.prefill, &initial, &tokens.frequencies)?;
+        let (layers, spec) =
+            (new_layer_states(caches, &engine.stores.undo_log), SessionSpec::new(plan.num_sequences(), plan.len()));
+        let session = Session { layers, plan, spec, frequencies: Vec::new(), missing: 0 };
+        let (spans, cache_lengths) = (session.plan.spans.clone(), session.cache_lengths());
+        if let Some(given) = &engine.log {
+            given.check_fits(&spans, &cache_lengths, &model.config().num_kv_heads())?;
+            session.give_choices(given.layers.clone());
+        }
+        let trace = ForwardTrace {
+            log: ReplayLog { spans, cache_lengths, layers: Vec::new() },
+            tokens,
+            checkpoints: HashMap::new(),
+            head: HeadRun::new(engine, model, batch, context)?,
+            kept: HashMap::new(),
+            routers: RouterSums::default(),
+            top: session.plan.columns.iter().map(|_| None).collect(),
+            session,
+        };
         Ok(Self::new(engine, model, trace, context, observer))
     }
 
@@ -51,21 +76,21 @@ impl<'a> StepRun<'a> {
             let layers = self.trace.session.layers.iter().skip(self.schedule.first_layer());
             layers.for_each(|layer| locked(layer).outputs = Some(KeptOutputs::new(store.clone())));
         }
-        let mut hidden = Tensor::new();
+        let (mut hidden, (num_bands, num_columns)) = (Tensor::new(), self.schedule.size());
         for stage in self.schedule.forward() {
             match stage {
                 ForwardStage::Column(c) => {
-                    self.emit(Event::ForwardColumn { column: self.trace.column(c) })?;
+                    self.emit(Event::ForwardColumn { column: (c, num_columns) })?;
                     hidden = self.run_column(c, sink.is_some())?;
                     if let Some(sink) = &mut sink {
                         sink(self.trace.start(c), &hidden);
                     }
                 }
                 ForwardStage::Head(c) => {
-                    self.emit(Event::Head { column: self.trace.column(c) })?;
+                    self.emit(Event::Head { column: (c, num_columns) })?;
                     let gradient = self.head(c, &hidden)?;
                     // Where nothing of the layers is trained nobody waits for it.
-                    self.trace.top[c] = gradient.filter(|_| self.schedule.size().0 > 0).as_ref().map(Waiting::send);
+                    self.trace.top[c] = gradient.filter(|_| num_bands > 0).as_ref().map(Waiting::send);
                 }
             }
         }
@@ -89,7 +114,7 @@ impl<'a> StepRun<'a> {
         let mut pass = Pass {
             model,
             captured: None,
-            frequencies: tokens.frequencies(),
+            frequencies: &tokens.frequencies,
             dropout: tokens.dropout_context(*context),
             settings: &engine.settings,
             order: if is_last && context.is_some() { PassOrder::UpAndBack } else { PassOrder::Up },
@@ -97,14 +122,11 @@ impl<'a> StepRun<'a> {
         let below = schedule.first_kept_layer(c).min(num_layers);
         let continues = below < num_layers;
         if below > 0 {
-            let mode = match policies {
-                Some(policies) => Mode::Choose { policies, keeps_undo, part: None },
-                None => Mode::Follow { keeps_undo },
-            };
-            let routers = RouterTask::recording(has_router_loss, Some(routers));
+            let mode = policies.map_or(Mode::Follow, |policies| Mode::Choose { policies, part: None });
+            let routers = has_router_loss.then(|| RouterTask { sums: Some(&mut *routers), roots: Vec::new() });
             let column = Column { continues, has_output: continues || has_output, ..session.column(spans, 0..below) };
             hidden = no_grad(|| {
-                pass.run(hidden, &mut ColumnAttention { column, mode, routers }, &mut |layer, input| {
+                pass.run(hidden, &mut ColumnAttention { column, mode, keeps_undo, routers }, &mut |layer, input| {
                     if schedule.is_border(layer, c) {
                         checkpoints.insert((layer, c), engine.stores.layer_checkpoints.offload(input)?);
                     }
@@ -118,53 +140,11 @@ impl<'a> StepRun<'a> {
             crate::units::sabotage::run_out_of_memory((1 + kept.len()) * spans.len() * layers.len());
             let has_output = has_output || layers.end < num_layers;
             let column = Column { continues, has_output, ..session.column(spans, layers) };
-            let task = RouterTask::recording(has_router_loss, Some(&mut *routers));
+            let task = has_router_loss.then(|| RouterTask { sums: Some(&mut *routers), roots: Vec::new() });
             let graph = CellGraph::record(&mut pass, &hidden, column, policies, task, schedule.first_layer())?;
             hidden = graph.output.detach();
             kept.insert((band, c), graph);
         }
         Ok(hidden)
-    }
-}
-
-/// A trace of which nothing has been run.
-fn begin(
-    engine: &Engine,
-    model: &Model,
-    batch: &Batch,
-    context: Option<MicroBatchContext>,
-    plan: ChunkPlan,
-) -> Result<ForwardTrace, Fault> {
-    let settings = &engine.settings;
-    let tokens = BatchIds::new(batch, plan.len(), model);
-    let shapes = settings.cache_shapes(model.config(), &plan, model.kind(), model.device());
-    let initial = batch.sequences.iter().map(|sequence| sequence.initial.unwrap_or((0, 0))).collect::<Vec<_>>();
-    let caches = settings.empty_caches(model, shapes, plan.prefill, &initial, tokens.frequencies())?;
-    let session = Session::planned(new_layer_states(caches, &engine.stores.undo_log), plan);
-    let (spans, cache_lengths) = (session.plan.spans.clone(), session.cache_lengths());
-    let mut log = ReplayLog { spans, cache_lengths, layers: Vec::new() };
-    if let Some(given) = &engine.log {
-        given.check_fits(&log.spans, &log.cache_lengths, &model.config().num_kv_heads())?;
-        log.layers.clone_from(&given.layers);
-        session.give_choices(&mut log.layers);
-    }
-    Ok(ForwardTrace {
-        log,
-        tokens,
-        checkpoints: HashMap::new(),
-        head: HeadRun::new(engine, model, batch, context)?,
-        kept: HashMap::new(),
-        routers: RouterSums::default(),
-        top: session.plan.columns.iter().map(|_| None).collect(),
-        session,
-    })
-}
-
-/// Tries the kernels that attend on the device, where they have not been.
-fn try_attention(model: &Model, observer: &mut dyn Observer) {
-    for layer in &model.config().layers {
-        for why in attention::try_kernels(model.device(), model.kind(), layer.attention.head_dim as i64) {
-            observer.note(&why);
-        }
     }
 }

@@ -16,7 +16,6 @@ impl Engine {
         Self { stores: Stores::new(&settings), settings, head, log: None }
     }
 
-    /// Loss and gradients of a batch: forward phase, then backward phase.
     pub fn gradients(
         &self,
         model: &Model,
@@ -110,9 +109,8 @@ impl Engine {
     }
 
     /// The engine with choices to follow instead of its policies'; it refuses every batch but the one that they were made for.
-    pub fn following(mut self, log: ReplayLog) -> Self {
-        self.follow(Some(log));
-        self
+    pub fn following(self, log: ReplayLog) -> Self {
+        Self { log: Some(log), ..self }
     }
 
     /// Choices to follow from now on, or `None` to choose.

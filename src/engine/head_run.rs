@@ -71,11 +71,8 @@ impl HeadRun {
         from(start)..from(start + tokens)
     }
 
-    /// Adds the losses of a column that begins at position `start`; with a weight, returns the gradient of its hidden states, if any
-    /// token of it has a target.
-    ///
-    /// # Shapes
-    /// `hidden_bne (B, n, E)`, before the final norm; the same out.
+    /// Adds the losses of a column that begins at position `start`, from its hidden states before the final norm; with a weight, returns their
+    /// gradient, if any token of it has a target.
     pub(super) fn column(
         &mut self,
         engine: &Engine,
@@ -118,7 +115,6 @@ impl HeadRun {
     }
 }
 
-/// The target positions of a batch, in ascending order of position.
 pub fn target_positions(head: &Head, batch: &Batch) -> Result<Vec<TargetPosition>, Fault> {
     let mut all = Vec::new();
     for (index, sequence) in batch.sequences.iter().enumerate() {

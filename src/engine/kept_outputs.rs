@@ -6,26 +6,14 @@ use tch::{Device, Tensor};
 
 use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::ops::attention::Attended;
-use crate::store::{Bundle, Store, Waiting};
+use crate::store::{Store, Waiting};
 use crate::units::Fault;
 
 /// Outputs of one layer, by chunk; of cells whose graphs are kept there are none.
 #[derive(Debug)]
 pub(super) struct KeptOutputs {
     store: Store,
-    waiting: HashMap<usize, Waiting<Attended>>,
-}
-
-impl Bundle for Attended {
-    fn take_apart(&self) -> Vec<Tensor> {
-        vec![self.out_bhnd.shallow_clone(), self.lse_bhn.shallow_clone()]
-    }
-
-    fn put_together(tensors: Vec<Tensor>) -> Self {
-        let mut tensors = tensors.into_iter();
-        let mut next = || tensors.next().unwrap_or_default();
-        Self { out_bhnd: next(), lse_bhn: next() }
-    }
+    waiting: HashMap<usize, Waiting<Vec<Tensor>>>,
 }
 
 impl KeptOutputs {
@@ -33,9 +21,9 @@ impl KeptOutputs {
         Self { store, waiting: HashMap::new() }
     }
 
-    /// Lets the output of a chunk wait.
     pub(super) fn put(&mut self, chunk: usize, attended: &Attended) {
-        self.waiting.insert(chunk, Waiting::send_to(&self.store, attended));
+        let tensors = vec![attended.out_bhnd.shallow_clone(), attended.lse_bhn.shallow_clone()];
+        self.waiting.insert(chunk, Waiting::send_to(&self.store, &tensors));
     }
 
     /// The output of a chunk, where it waits. A layer band's second forward leaves it; the chunk's cell needs it last.
@@ -45,7 +33,11 @@ impl KeptOutputs {
         } else {
             self.waiting.get(&chunk).map(|waiting| waiting.fetch(device))
         };
-        let found = found.transpose()?;
+        let found = found.transpose()?.map(|tensors| {
+            let mut tensors = tensors.into_iter();
+            let mut next = || tensors.next().unwrap_or_default();
+            Attended { out_bhnd: next(), lse_bhn: next() }
+        });
         #[cfg(test)]
         if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::KeptOutputChanged) {
             return Ok(found.map(|kept| Attended { out_bhnd: kept.out_bhnd * 1.5, ..kept }));

@@ -2,15 +2,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
-use super::attended_chunk::{AttendedChunk, ChunkSaved};
+use super::attended_chunk::{AttendedChunk, ChunkSaved, PartialChunk};
 use super::importance::LayerImportance;
 use super::kept_outputs::KeptOutputs;
-use super::partial_chunk::PartialChunk;
 use super::undo_log::{KeepUndo, UndoLog};
 use super::{MemoryByPart, MemoryPart, MemoryPlace};
-use crate::cache::{CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Queries, Undo};
+use crate::cache::{CacheGrads, CacheSnapshot, ChunkSpan, HeadBudgets, LayerCache, LayerLog, Placement, Policy, Undo};
 use crate::native::locked;
 use crate::ops::attention::{self, KvBlock, Qkv, ScoreRule, accumulation_kind, sink_logit_backward};
 use crate::recipe::StoreForm;
@@ -26,7 +25,6 @@ pub(super) struct LayerState {
     /// What the backward phase learns of the entries beside their gradient, where somebody wants to know.
     pub(super) importance: Option<LayerImportance>,
     grads: Option<CacheGrads>,
-    /// The chunk whose tokens are still coming.
     pub(super) partial: PartialChunk,
 }
 
@@ -54,9 +52,9 @@ impl LayerState {
     }
 
     /// A copy that goes on by itself from here; only for a layer without an undo log.
-    pub(super) fn fork(&self) -> Result<Self, Fault> {
+    pub(super) fn fork(&self) -> Result<SharedLayer, Fault> {
         let (log, partial) = (self.log.clone(), self.partial.clone());
-        Ok(Self { log, partial, ..Self::new(self.cache.fork()?, self.undo.store.clone()) })
+        Ok(Arc::new(Mutex::new(Self { log, partial, ..Self::new(self.cache.fork()?, self.undo.store.clone()) })))
     }
 
     /// Fills the cache with what another one holds; the choices that led there are not known.
@@ -82,7 +80,7 @@ impl LayerState {
     pub(super) fn reset(&mut self, prefill: usize) {
         self.cache.reset(prefill);
         self.cache.offload();
-        self.undo.clear();
+        self.undo = UndoLog::new(self.undo.store.clone());
         self.grads = None;
         self.importance.iter_mut().for_each(LayerImportance::forget_entries);
     }
@@ -99,7 +97,11 @@ impl LayerState {
         // Pads must not count: in a ragged chunk the mass is summed only when a policy asks for it.
         let asked = policy.traits().required_queries(span.chunk == 0).filter(|_| !span.is_ragged());
         let (own, placement) = self.write(span, tokens, keep)?;
-        let (saved, past, mass) = self.attend(span, tokens, own, placement, asked);
+        let (mut chunk, past) = self.sides(span, tokens, own, &placement);
+        let (attended, mass) = attention::attend_and_sum(&chunk, &past, asked);
+        // A view of the cache, which later chunks overwrite.
+        chunk.joined = None;
+        let saved = ChunkSaved { chunk, attended, placement };
         if let Some(outputs) = self.outputs.as_mut().filter(|_| keep != KeepUndo::Resident) {
             outputs.put(span.index, &saved.attended);
         }
@@ -109,11 +111,10 @@ impl LayerState {
         Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
 
-    /// Chooses a chunk's victims, and writes them down.
     pub(super) fn choose(&mut self, policy: &dyn Policy, span: &ChunkSpan) {
         self.cache.enter(span);
         if let Some(budgets) = self.cache.allocate(policy, span) {
-            self.log.record_budgets(budgets);
+            self.log.budgets = Some(budgets);
         }
         self.apply_budgets(span);
         let victims = self.cache.decide(policy, span);
@@ -121,14 +122,8 @@ impl LayerState {
     }
 
     /// Follows the recorded choice: writes, and attends where somebody `wants_output`; else what comes out is empty.
-    pub(super) fn replay(
-        &mut self,
-        span: &ChunkSpan,
-        tokens: &Qkv,
-        keep_undo: bool,
-        wants_output: bool,
-    ) -> Result<Tensor, Fault> {
-        let (own, placement) = self.write(span, tokens, KeepUndo::of(keep_undo))?;
+    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: &Qkv, keep: KeepUndo, wants_output: bool) -> Result<Tensor, Fault> {
+        let (own, placement) = self.write(span, tokens, keep)?;
         if !wants_output {
             return Ok(tokens.q_bhnd.narrow(2, 0, 0));
         }
@@ -152,8 +147,7 @@ impl LayerState {
         Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
 
-    /// Backward of one chunk's attention: adds to the cache's gradient, unwinds it and the cache, returns the gradients of what the chunk was
-    /// given.
+    /// Backward of one chunk's attention: adds to the cache's gradient, unwinds it and the cache; returns the gradients of what the chunk was given.
     pub(super) fn backward(
         &mut self,
         span: &ChunkSpan,
@@ -216,12 +210,11 @@ impl LayerState {
 
     /// Brings the layer's budgets into force where its chunk has come.
     fn apply_budgets(&mut self, span: &ChunkSpan) {
-        if let Some(budgets) = self.log.budgets().filter(|budgets| budgets.index == span.index) {
+        if let Some(budgets) = self.log.budgets.as_ref().filter(|budgets| budgets.index == span.index) {
             self.cache.apply_budgets(budgets);
         }
     }
 
-    /// Writes a chunk by its recorded choice.
     fn write(&mut self, span: &ChunkSpan, tokens: &Qkv, keep: KeepUndo) -> Result<(KvBlock, Placement), Fault> {
         self.cache.enter(span);
         self.apply_budgets(span);
@@ -238,7 +231,7 @@ impl LayerState {
 
     /// How many of the region's columns see each filled slot, where the layer has a window.
     pub(super) fn visible_until(&self, span: &ChunkSpan, placement: &Placement, rule: ScoreRule) -> Option<Tensor> {
-        rule.window.map(|window| self.cache.visible_until(span, placement, window))
+        rule.window.map(|window| placement.visible_until(span, &self.cache.positions(), window))
     }
 
     /// What the chunk written last sees in addition to itself, by page, and joined with it.
@@ -271,32 +264,17 @@ impl LayerState {
     ) -> Result<ChunkSaved, Fault> {
         let (device, outputs) = (self.cache.shape().device, self.outputs.as_mut());
         let kept = outputs.map(|outputs| outputs.find(span.index, device, is_last)).transpose()?;
-        let Some(attended) = kept.flatten() else {
-            let (saved, ..) = self.attend(span, tokens, own, placement, None);
-            if let Some(outputs) = self.outputs.as_mut().filter(|_| !is_last) {
-                outputs.put(span.index, &saved.attended);
-            }
-            return Ok(saved);
-        };
         let visible_until = self.visible_until(span, &placement, tokens.rule);
         let chunk = self.in_region(span, tokens, own, &placement, visible_until.as_ref());
+        if let Some(attended) = kept.flatten() {
+            return Ok(ChunkSaved { chunk, attended, placement });
+        }
+        let (past, joined) = self.past(span, visible_until.as_ref());
+        let attended = attention::attend(&Qkv { joined, ..chunk.clone() }, &past);
+        if let Some(outputs) = self.outputs.as_mut().filter(|_| !is_last) {
+            outputs.put(span.index, &attended);
+        }
         Ok(ChunkSaved { chunk, attended, placement })
-    }
-
-    /// Attends, and returns the attention mass, too, where a policy has asked for it and the kernel sums it while it attends.
-    fn attend(
-        &self,
-        span: &ChunkSpan,
-        tokens: &Qkv,
-        own: KvBlock,
-        placement: Placement,
-        asked: Option<Queries>,
-    ) -> (ChunkSaved, Vec<KvBlock>, Option<Tensor>) {
-        let (mut chunk, past) = self.sides(span, tokens, own, &placement);
-        let (attended, mass) = attention::attend_and_sum(&chunk, &past, asked);
-        // `joined` is a view of the cache, which later chunks overwrite.
-        chunk.joined = None;
-        (ChunkSaved { chunk, attended, placement }, past, mass)
     }
 
     /// The chunk written last, whose own queries see the region's columns as `own`, and what it sees in addition.
@@ -323,9 +301,8 @@ impl LayerState {
         Qkv {
             q_bhnd: placement.place(&tokens.q_bhnd),
             own: KvBlock { valid: self.cache.valid_in_region(span), visible_until, ..own },
-            rule: tokens.rule,
-            sink_logit_h: tokens.sink_logit_h.as_ref().map(Tensor::shallow_clone),
             joined: None,
+            ..tokens.clone()
         }
     }
 }
@@ -335,11 +312,31 @@ pub(super) fn new_layer_states(caches: Vec<LayerCache>, store: &Store) -> Vec<Sh
     caches.into_iter().map(|cache| Arc::new(Mutex::new(LayerState::new(cache, store.clone())))).collect()
 }
 
-pub(super) fn fork_layer_states(layers: &[SharedLayer]) -> Result<Vec<SharedLayer>, Fault> {
-    layers.iter().map(|layer| Ok(Arc::new(Mutex::new(locked(layer).fork()?)))).collect()
-}
-
 /// A one-element tensor that carries the order of a layer's operators.
 pub(super) fn link(like: &Tensor) -> Tensor {
     Tensor::zeros([1], (like.kind(), like.device()))
+}
+
+/// Writes the budgets of every layer's heads into its log, where policies share one over all layers and `span` is the first chunk that evicts.
+/// A column goes through one layer after the other, so nobody sees two layers at once, but between two columns all caches stand after the same
+/// chunk: `span` begins a column, and before it the entries of all layers are compared.
+pub(super) fn allocate_across_layers(layers: &[SharedLayer], policies: &[Box<dyn Policy>], span: &ChunkSpan) {
+    let (mut due, mut keys, mut common) = (Vec::new(), Vec::new(), None);
+    for (layer, policy) in layers.iter().zip(policies) {
+        let Some(rule) = policy.traits().budgets.filter(|rule| rule.across_layers) else { continue };
+        let mut state = locked(layer);
+        if !state.cache.is_budget_due(span) {
+            continue;
+        }
+        state.cache.prefetch();
+        state.cache.enter(span);
+        keys.push(state.cache.budget_keys(&**policy, span).to_device(Device::Cpu));
+        due.push(layer);
+        common = Some((state.cache.shape().cache_length, rule.floor));
+        state.cache.offload();
+    }
+    let Some((cache_length, floor)) = common else { return };
+    for (layer, budgets) in due.into_iter().zip(HeadBudgets::across_layers(&keys, span, cache_length, floor)) {
+        locked(layer).log.budgets = Some(budgets);
+    }
 }

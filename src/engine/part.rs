@@ -4,9 +4,8 @@
 
 use tch::Tensor;
 
-use super::attended_chunk::{AttendedChunk, ChunkSaved};
+use super::attended_chunk::{AttendedChunk, ChunkPart, ChunkSaved, PartialChunk};
 use super::layer_state::LayerState;
-use super::partial_chunk::{ChunkPart, PartialChunk};
 use super::undo_log::KeepUndo;
 use crate::cache::{ChunkSpan, Placement, Policy};
 use crate::ops::attention::{self, Attended, KvBlock, Qkv};

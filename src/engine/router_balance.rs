@@ -7,7 +7,6 @@ use tch::{Kind, Tensor, no_grad};
 use crate::cache::ChunkSpan;
 use crate::native::cuda::on_device;
 
-/// Sums over the tokens of a batch so far.
 #[derive(Debug, Default)]
 pub(super) struct RouterSums {
     /// Sums for each expert `(X)`, f64: its probabilities, and how many tokens went to it.
@@ -17,9 +16,6 @@ pub(super) struct RouterSums {
 
 impl RouterSums {
     /// Adds one layer's tokens of a column.
-    ///
-    /// # Shapes
-    /// `(B, n, X)` and `(B, n, k)`.
     pub(super) fn add(&mut self, spans: &[ChunkSpan], probability_bnx: &Tensor, chosen_bnk: &Tensor) {
         no_grad(|| {
             let real_bn1 = real_tokens(spans, probability_bnx);
@@ -51,31 +47,17 @@ impl RouterSums {
     }
 }
 
-/// What is done with the probabilities of routers while a column runs; by default nothing.
+/// What is done with the probabilities of routers while a column runs, where they have a loss.
 #[derive(Default)]
 pub(super) struct RouterTask<'a> {
-    /// Whether there is a loss of routers; without one nothing is kept.
-    has_loss: bool,
     /// The sums to which they are added, in the forward phase.
-    sums: Option<&'a mut RouterSums>,
+    pub(super) sums: Option<&'a mut RouterSums>,
     /// Roots of the backward, where autograd runs: probabilities, and which of the tokens are real.
     pub(super) roots: Vec<(Tensor, Tensor)>,
 }
 
-impl<'a> RouterTask<'a> {
-    /// A task that records what the routers' loss needs, where there is one; in the forward phase with the sums to which a column is added.
-    pub(super) fn recording(has_loss: bool, sums: Option<&'a mut RouterSums>) -> Self {
-        Self { has_loss, sums, roots: Vec::new() }
-    }
-
-    /// Takes one layer's probabilities and choices.
-    ///
-    /// # Shapes
-    /// As in [`RouterSums::add`].
+impl RouterTask<'_> {
     pub(super) fn take(&mut self, spans: &[ChunkSpan], probability_bnx: &Tensor, chosen_bnk: &Tensor) {
-        if !self.has_loss {
-            return;
-        }
         if let Some(sums) = &mut self.sums {
             sums.add(spans, probability_bnx, chosen_bnk);
         }
@@ -87,11 +69,12 @@ impl<'a> RouterTask<'a> {
 
 /// `(B, n, 1)`, f64: 1 for tokens, 0 for pads.
 fn real_tokens(spans: &[ChunkSpan], like: &Tensor) -> Tensor {
-    let of_sequence = |sequence: usize| {
-        let of_span =
-            move |span: &ChunkSpan| (0..span.len).map(|at| f64::from(u8::from(at < span.real[sequence]))).collect::<Vec<_>>();
-        spans.iter().flat_map(of_span).collect::<Vec<f64>>()
-    };
-    let flat: Vec<f64> = (0..spans[0].num_sequences()).flat_map(of_sequence).collect();
-    on_device(&flat, like.device()).view([spans[0].num_sequences() as i64, -1, 1])
+    let sequences = spans[0].num_sequences();
+    let mut flat = Vec::new();
+    for sequence in 0..sequences {
+        for span in spans {
+            flat.extend((0..span.len).map(|at| f64::from(at < span.real[sequence])));
+        }
+    }
+    on_device(&flat, like.device()).view([sequences as i64, -1, 1])
 }

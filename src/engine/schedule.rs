@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{ChunkPlan, Settings};
 use crate::model::Model;
+use crate::recipe::{StoreForm, StoreRecipe};
 
-/// What the forward phase does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardStage {
     /// A column, of this index from the left, goes through all layers.
@@ -19,14 +19,12 @@ pub enum ForwardStage {
 pub enum BackwardStage {
     /// A layer band runs forward once more over all columns, to make its undo log and its final caches.
     Replay { band: usize },
-    /// A cell is unwound, computed again with autograd, and differentiated. The head belongs to it where the forward phase has left
-    /// it out.
+    /// A cell is unwound, computed again with autograd, and differentiated; with the head, where the forward phase has left it out.
     Cell { band: usize, column: usize },
     /// A layer band is done: its caches and its checkpoints are free.
     BandDone { band: usize },
 }
 
-/// The stages of a step over a plan.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     /// Layers of each band, top first.
@@ -42,10 +40,14 @@ impl Schedule {
     /// the backward phase ends there.
     pub fn new(settings: &Settings, plan: &ChunkPlan, first_trained: usize) -> Self {
         let bands: Vec<_> = settings.trained_bands(first_trained).into_iter().rev().collect();
+        let (grad, is_exact) = (settings.grad(), |store: StoreRecipe| store.form == StoreForm::Plain);
+        // A single band ends in the very hidden states that the forward phase has ended in where it begins with what waits unrounded, or with
+        // the embedding, and its caches are unwound exactly.
+        let has_head_in_cells = matches!(&bands[..], [band] if band.start == 0 || is_exact(grad.layer_checkpoints));
         Self {
             num_columns: plan.columns.len(),
-            has_head_in_cells: settings.makes_last_hidden_states_again(&bands),
-            kept: settings.grad().keep_graph.cells(),
+            has_head_in_cells: has_head_in_cells && is_exact(grad.undo_log),
+            kept: grad.keep_graph.cells(),
             bands,
         }
     }
@@ -133,7 +135,6 @@ impl Schedule {
         self.has_head_in_cells
     }
 
-    /// The forward phase: columns from left to right.
     pub fn forward(&self) -> impl Iterator<Item = ForwardStage> + use<> {
         let has_head = !self.has_head_in_cells;
         (0..self.num_columns).flat_map(move |column| {
@@ -141,8 +142,7 @@ impl Schedule {
         })
     }
 
-    /// The backward phase: bands top-down, cells from right to left. The top band stands in its caches already, as do those whose graphs
-    /// are kept.
+    /// The backward phase: bands top-down, cells from right to left. The top band stands in its caches already, and so do those of kept graphs.
     pub fn backward(&self) -> impl Iterator<Item = BackwardStage> + use<> {
         let (num_columns, whole) = (self.num_columns, self.kept_bands(0).len());
         (0..self.bands.len()).flat_map(move |band| {

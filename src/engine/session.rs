@@ -5,9 +5,8 @@ use std::ops::Range;
 use tch::{Kind, Tensor};
 
 use super::attend::{Column, ColumnAttention};
+use super::attended_chunk::ChunkPart;
 use super::layer_state::SharedLayer;
-use super::partial_chunk::ChunkPart;
-use super::pass_order::PassOrder;
 use super::{ChunkPlan, Settings};
 use crate::cache::{CacheShape, ChunkSpan, LayerCache, LayerLog, ReplayLog};
 use crate::model::{CapturedLayers, ColumnLayers, DropoutContext, Model};
@@ -22,7 +21,6 @@ pub struct Session {
     pub(super) layers: Vec<SharedLayer>,
     /// The chunks that it is to see, or those that have come.
     pub(super) plan: ChunkPlan,
-    /// What it was made for.
     pub(super) spec: SessionSpec,
     /// Rotary frequencies of a session that is extended as tokens come.
     pub(super) frequencies: Vec<Frequencies>,
@@ -65,6 +63,36 @@ pub(super) struct Pass<'a> {
     pub(super) order: PassOrder,
 }
 
+/// Which layers' weights come next, where a model's layers wait on the host: those of the band that follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PassOrder {
+    /// The band above, and after the top the lowest, for another column.
+    Up,
+    /// The band above, and after the top the one below it: the backward phase follows.
+    UpAndBack,
+    Down,
+}
+
+impl PassOrder {
+    /// A layer is about to run: its band's weights are brought, and those of the next set out.
+    pub(super) fn enter(self, settings: &Settings, model: &Model, layer: usize) {
+        if !model.has_waiting_layers() {
+            return;
+        }
+        let first_trained = model.first_trained_layer();
+        let bands = settings.layer_bands(first_trained);
+        let Some(at) = bands.iter().position(|band| band.contains(&layer)) else { return };
+        let is_top = at + 1 == bands.len();
+        let next = match self {
+            Self::Up if is_top => Some(0),
+            Self::Up | Self::UpAndBack if !is_top => Some(at + 1),
+            // The backward phase ends at the lowest trained layer.
+            _ => at.checked_sub(1).filter(|below| bands[*below].start >= first_trained),
+        };
+        model.bring_layers(bands[at].clone(), next.map(|next| bands[next].clone()));
+    }
+}
+
 impl Settings {
     /// Empty caches of these shapes. `initial` are the initial parts of the sequences, of which their policies may protect something, and
     /// `frequencies` those of the model's rotations.
@@ -81,21 +109,18 @@ impl Settings {
     ) -> Result<Vec<LayerCache>, Fault> {
         let cache = |(layer, shape): (usize, CacheShape)| {
             let traits = self.policy(layer).traits();
-            let protected = initial.iter().map(|&initial| traits.protects(initial)).collect();
-            let statistics =
-                traits.needs_query_statistics.then(|| model.query_statistics(LayerIdx(layer), frequencies)).transpose()?;
-            Ok(LayerCache::new(LayerIdx(layer), shape, prefill).protecting(protected).with_query_statistics(statistics))
+            let mut cache = LayerCache::new(LayerIdx(layer), shape, prefill);
+            cache.protected = initial.iter().map(|&initial| traits.protects(initial)).collect();
+            if traits.needs_query_statistics {
+                cache.query_statistics = Some(model.query_statistics(LayerIdx(layer), frequencies)?);
+            }
+            Ok(cache)
         };
         shapes.into_iter().enumerate().map(cache).collect()
     }
 }
 
 impl Session {
-    /// A session over a batch that is planned as a whole.
-    pub(super) fn planned(layers: Vec<SharedLayer>, plan: ChunkPlan) -> Self {
-        Self { layers, spec: SessionSpec::new(plan.num_sequences(), plan.len()), plan, frequencies: Vec::new(), missing: 0 }
-    }
-
     /// Tokens of each sequence so far.
     pub fn num_tokens(&self) -> usize {
         self.plan.len() - self.missing
@@ -110,14 +135,12 @@ impl Session {
         self.layers.iter().map(|layer| locked(layer).cache.shape().cache_length).collect()
     }
 
-    /// Takes the choices out of the layers.
     pub(super) fn take_choices(&self) -> Vec<LayerLog> {
         self.layers.iter().map(|layer| std::mem::take(&mut locked(layer).log)).collect()
     }
 
-    /// Gives the layers choices to follow.
-    pub(super) fn give_choices(&self, choices: &mut Vec<LayerLog>) {
-        for (layer, log) in self.layers.iter().zip(choices.drain(..)) {
+    pub(super) fn give_choices(&self, choices: Vec<LayerLog>) {
+        for (layer, log) in self.layers.iter().zip(choices) {
             locked(layer).log = log;
         }
     }
@@ -137,17 +160,13 @@ impl Session {
         Some(ChunkPart { span, from })
     }
 
-    /// Some chunks, for some layers to attend over.
     pub(super) fn column<'a>(&'a self, spans: &'a [ChunkSpan], layers: Range<usize>) -> Column<'a> {
         Column { spans, states: &self.layers, first: layers.start, end: layers.end, continues: false, has_output: true }
     }
 }
 
 impl Pass<'_> {
-    /// Carries the hidden states of a column's tokens through the layers that `attend` is for; `before` is shown the input of each.
-    ///
-    /// # Shapes
-    /// `(B, n, E)` in and out.
+    /// Carries a column's hidden states `(B, n, E)` through the layers that `attend` is for; `before` is shown the input of each.
     pub(super) fn run(
         &mut self,
         mut hidden: Tensor,

@@ -10,7 +10,7 @@ use super::{ChunkPlan, ColumnWidth, Cuts, RandomSizes};
 use crate::cache::{self, CacheShape, ChunkSpan, Policy, PolicyTraits, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE};
 use crate::model::{CapturedLayers, LayerSpec, ModelConfig};
-use crate::recipe::{AttentionOutputs, BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
+use crate::recipe::{AttentionOutputs, BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm};
 use crate::units::{Bytes, Fault, StepKey};
 
 #[derive(Debug)]
@@ -48,17 +48,11 @@ impl Settings {
         let slots: Vec<Slots> = config.layers.iter().zip(&recipe_lengths).map(slots_of).collect();
         let policies = policies(&slots, &recipe_lengths, |length| cache::build(&kv.policy, length))?;
         let widest = config.layers.iter().map(|layer| layer.attention.num_kv_heads * layer.attention.head_dim).max().unwrap_or(0);
-        let caches = FixedCaches::of(&slots, &policies, kv.chunking, kv.randomize_chunk_sizes);
+        let tokens_per_slot = grad.chunks_per_cell_multiplier * (2.0 * widest as f64 / config.hidden_size as f64);
+        let mut settings = Self { policies, slots, kv_cache: kv.clone(), grad: grad.clone(), tokens_per_slot };
         // A chunk of decoding is no longer than one of a prompt.
-        let fitting = || caches.fitting_chunk_size(kv.wanted_chunk_size()).max(kv.decode_block);
-        let chunk_size = Some(kv.chunk_size.unwrap_or_else(fitting));
-        let settings = Self {
-            policies,
-            slots,
-            kv_cache: CacheRecipe { chunk_size, ..kv.clone() },
-            grad: grad.clone(),
-            tokens_per_slot: grad.chunks_per_cell_multiplier * (2.0 * widest as f64 / config.hidden_size as f64),
-        };
+        let fitting = || settings.fixed_caches().fitting_chunk_size(kv.wanted_chunk_size()).max(kv.decode_block);
+        settings.kv_cache.chunk_size = Some(kv.chunk_size.unwrap_or_else(fitting));
         settings.check_policies(&kv.policy.name)?;
         Ok(settings)
     }
@@ -79,11 +73,6 @@ impl Settings {
             return Err(Fault::usage(message, hint));
         }
         Ok(())
-    }
-
-    /// Layers of a cell: at most those of the model.
-    pub fn layers_per_cell(&self) -> usize {
-        self.grad.layers_per_cell.min(self.policies.len())
     }
 
     /// The recipe's section, with the size of chunks that was found.
@@ -118,14 +107,6 @@ impl Settings {
         self.policies.iter().any(|policy| policy.traits().couples_sequences)
     }
 
-    /// Whether the only one of `bands` ends in the very hidden states that the forward phase has ended in: it begins with what waits
-    /// unrounded, or with the embedding, and its caches are unwound exactly.
-    pub(super) fn makes_last_hidden_states_again(&self, bands: &[Range<usize>]) -> bool {
-        let [band] = bands else { return false };
-        let is_exact = |store: StoreRecipe| store.form == StoreForm::Plain;
-        is_exact(self.grad.undo_log) && (band.start == 0 || is_exact(self.grad.layer_checkpoints))
-    }
-
     /// The settings with a policy of the caller's own; `build` makes it for a layer of so many slots, errors call it `name`.
     pub fn with_policy(mut self, name: &str, build: impl Fn(usize) -> Result<Box<dyn Policy>, Fault>) -> Result<Self, Fault> {
         let lengths: Vec<usize> = self.slots.iter().map(|slots| slots.fixed().unwrap_or(usize::MAX)).collect();
@@ -140,7 +121,6 @@ impl Settings {
         self.shapes_of(config, extent, kind, device)
     }
 
-    /// The caches of all layers for sequences of some extent.
     pub(super) fn shapes_of(
         &self,
         config: &ModelConfig,
@@ -168,8 +148,7 @@ impl Settings {
         self.slots.iter().zip(&config.layers).enumerate().map(shape).collect()
     }
 
-    /// What runs the layers of sessions, so many of which write texts at a time: captured on a device that has graphs, where all widths are
-    /// fixed.
+    /// What runs the layers of so many sessions that write texts at a time: captured where a device has graphs, and all widths are fixed.
     pub fn session_layers(&self, sessions: usize, device: Device) -> Result<CapturedLayers, Fault> {
         let shapes =
             self.static_width().filter(|_| self.grad.cuda_graphs).map_or(Vec::new(), |width| vec![(1, width), (sessions, 1)]);
@@ -191,12 +170,10 @@ impl Settings {
         self.layer_bands(first_trained).into_iter().filter(|band| band.start >= first_trained).collect()
     }
 
-    /// The caches that have a fixed size under the recipe's policy.
     fn fixed_caches(&self) -> FixedCaches<'_> {
         FixedCaches::of(&self.slots, &self.policies, self.kv_cache.chunking, self.kv_cache.randomize_chunk_sizes)
     }
 
-    /// Slots of each layer for a batch planned as `plan`.
     pub fn slots(&self, plan: &ChunkPlan) -> Vec<usize> {
         self.slots.iter().map(|slots| slots.count(plan.len(), plan.longest_chunk())).collect()
     }
@@ -262,8 +239,7 @@ impl Settings {
         self.policies.get(of_recipe).map(|policy| policy.traits()).filter(|traits| !traits.keeps_all).map(|traits| traits.scope)
     }
 
-    /// Bytes of a layer's replay log at most, without the routing of experts: for one evicted column of the batch, and for a whole batch
-    /// planned as `plan`.
+    /// Bytes of a layer's replay log at most, without the routing of experts: of one evicted column, and of a whole batch planned as `plan`.
     pub fn log_bytes(&self, layer: usize, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
         let PolicyTraits { keeps_all: false, scope, budgets, .. } = self.policies[layer].traits() else {
             return Default::default();
@@ -284,7 +260,10 @@ impl Settings {
     /// The chunks and columns of a batch. Without a key no size is drawn: all are `chunk_size`.
     pub fn plan(&self, batch: &Batch, key: Option<StepKey>) -> Result<ChunkPlan, Fault> {
         let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
-        self.plan_by(&lengths, &self.cuts(batch, key))
+        let (cuts, key) = (self.cuts_as_they_come(), key.filter(|_| self.kv_cache.randomize_chunk_sizes));
+        let sizes = key.map(|key| RandomSizes::new(key, self.chunk_size(), cuts.span));
+        let singles_from = if self.grad.single_tokens_for_targets { first_target(batch) } else { None };
+        self.plan_by(&lengths, &Cuts { sizes, singles_from, ..cuts })
     }
 
     /// The plan of sequences of `lengths` tokens that nobody has read yet: no size is drawn, and no tokens are run one by one.
@@ -310,16 +289,6 @@ impl Settings {
         // The rule of the reference: one layer checkpoint of a cell weighs as much as one cache.
         let by_slots = || ColumnWidth::Tokens((self.tokens_per_slot * longest as f64) as usize);
         self.grad.chunks_per_cell.map_or_else(by_slots, ColumnWidth::Chunks)
-    }
-
-    fn cuts(&self, batch: &Batch, key: Option<StepKey>) -> Cuts {
-        let cuts = self.cuts_as_they_come();
-        let key = key.filter(|_| self.kv_cache.randomize_chunk_sizes);
-        Cuts {
-            sizes: key.map(|key| RandomSizes::new(key, self.chunk_size(), cuts.span)),
-            singles_from: if self.grad.single_tokens_for_targets { first_target(batch) } else { None },
-            ..cuts
-        }
     }
 
     /// The cuts of sequences of which nothing is known beforehand.
@@ -359,7 +328,6 @@ fn policies(
     slots.iter().zip(lengths).map(of_layer).collect()
 }
 
-/// The first position with a target in any sequence.
 fn first_target(batch: &Batch) -> Option<usize> {
     let of_sequence = |sequence: &crate::data::Sequence| match sequence.targets.labels() {
         Some(labels) => labels.iter().position(|&label| label != IGNORE),

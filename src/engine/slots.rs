@@ -1,12 +1,13 @@
 //! How many slots the cache of each layer has, and which chunks it can take.
 
+use std::collections::BTreeSet;
+
 use super::chunks::BENT_BY;
 use super::{Cuts, RandomSizes};
 use crate::cache::{Policy, PolicyTraits};
 use crate::recipe::Chunking;
 use crate::units::Fault;
 
-/// How much comes into the caches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
     pub(super) sequences: usize,
@@ -17,7 +18,6 @@ pub(super) struct Extent {
 /// Attention runs once for each page, so that pages should not be small.
 const CHUNKS_OF_A_PAGE: usize = 4;
 
-/// The slots of a layer's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slots {
     /// A fixed number, under the recipe's policy.
@@ -60,10 +60,8 @@ impl Slots {
 #[derive(Debug)]
 pub(super) struct FixedCaches<'a> {
     layers: Vec<(usize, usize, PolicyTraits<'a>)>,
-    /// Whether the layers have all the same length.
     is_uniform: bool,
     chunking: Chunking,
-    /// Whether sizes of chunks are drawn.
     randomizes: bool,
 }
 
@@ -86,10 +84,7 @@ impl<'a> FixedCaches<'a> {
         if self.chunking == Chunking::Plain {
             return Vec::new();
         }
-        let mut full_at: Vec<usize> = self.layers.iter().map(|(_, slots, _)| *slots).collect();
-        full_at.sort_unstable();
-        full_at.dedup();
-        full_at
+        self.layers.iter().map(|(_, slots, _)| *slots).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// The longest chunk that reaches a cache of `slots` while it is full.

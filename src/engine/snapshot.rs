@@ -18,7 +18,6 @@ pub struct SessionSnapshot {
     pub numbers: SessionNumbers,
 }
 
-/// The part of a snapshot that is no tensor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SessionNumbers {
@@ -26,7 +25,6 @@ pub struct SessionNumbers {
     num_tokens: usize,
     /// Rotary embeddings that depend on the length of a sequence are those of this length.
     rope_length: usize,
-    /// Where the initial part of each sequence stands.
     initial: Vec<(usize, usize)>,
     prefill: usize,
     last_chunk: LastChunk,
@@ -91,10 +89,9 @@ impl Session {
             session.plan = ChunkPlan::behind(engine.settings().cuts_of(&spec), last);
             for (layer, (state, mut cache)) in session.layers.iter().zip(numbers.caches).enumerate() {
                 let prefix = format!("layers.{layer}.");
-                let own = tensors
-                    .iter()
-                    .filter_map(|(name, tensor)| Some((name.strip_prefix(&prefix)?.to_owned(), tensor.shallow_clone())));
-                cache.tensors = own.collect();
+                let own =
+                    |(name, tensor): &(String, Tensor)| Some((name.strip_prefix(&prefix)?.to_owned(), tensor.shallow_clone()));
+                cache.tensors = tensors.iter().filter_map(own).collect();
                 locked(state).fill(&cache)?;
             }
             Ok(session)

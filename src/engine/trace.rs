@@ -16,7 +16,6 @@ use crate::native::cuda::upload;
 use crate::ops::frequencies::Frequencies;
 use crate::store::Waiting;
 
-/// Everything the backward phase needs of the forward phase.
 pub struct ForwardTrace {
     pub log: ReplayLog,
     pub(super) session: Session,
@@ -37,14 +36,8 @@ impl ForwardTrace {
         self.tokens.ids(&self.session.plan, c)
     }
 
-    /// First position of a column.
     pub(super) fn start(&self, c: usize) -> usize {
         self.session.plan.tokens(&self.session.plan.columns[c]).0
-    }
-
-    /// Index and number of columns.
-    pub(super) fn column(&self, c: usize) -> (usize, usize) {
-        (c, self.session.plan.columns.len())
     }
 }
 
@@ -53,7 +46,7 @@ pub(super) struct BatchIds {
     ids_bt: Tensor,
     samples: Vec<u64>,
     /// Rotary frequencies for the lengths of sequences without their pads.
-    frequencies: Vec<Frequencies>,
+    pub(super) frequencies: Vec<Frequencies>,
     device: Device,
 }
 
@@ -77,11 +70,6 @@ impl BatchIds {
         let (column, sequences) = (&plan.columns[c], plan.sequences(&plan.columns[c]));
         let (start, len) = plan.tokens(column);
         upload(&self.ids_bt.narrow(0, 0, sequences as i64).narrow(1, start as i64, len as i64), self.device)
-    }
-
-    /// How fast the rotations of each sequence turn.
-    pub(super) fn frequencies(&self) -> &[Frequencies] {
-        &self.frequencies
     }
 
     /// What makes randomness independent of the chunking.

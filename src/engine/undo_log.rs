@@ -9,7 +9,6 @@ use crate::cache::Undo;
 use crate::store::{Store, Waiting};
 use crate::units::Fault;
 
-/// The undo entries of one layer, by chunk.
 #[derive(Debug)]
 pub(super) struct UndoLog {
     pub(super) store: Store,
@@ -19,7 +18,6 @@ pub(super) struct UndoLog {
     resident: HashMap<usize, Undo>,
 }
 
-/// What becomes of a write's undo entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeepUndo {
     Nothing,
@@ -29,20 +27,9 @@ pub(super) enum KeepUndo {
     Resident,
 }
 
-impl KeepUndo {
-    pub(super) fn of(is_kept: bool) -> Self {
-        if is_kept { Self::Parked } else { Self::Nothing }
-    }
-}
-
 impl UndoLog {
     pub(super) fn new(store: Store) -> Self {
         Self { store, waiting: HashMap::new(), resident: HashMap::new() }
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.waiting.clear();
-        self.resident.clear();
     }
 
     pub(super) fn put(&mut self, chunk: usize, undo: Undo, keep: KeepUndo) -> Result<(), Fault> {

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use tch::{Device, Tensor};
 
 use super::copier::{Copier, CopyMark, CopyStream, copier_of};
-use super::ranges::{Ranges, aligned};
-use super::segments::{Segment, TensorRange, step, take};
+use super::segments::{Ranges, Segment, TensorRange, aligned, step, take};
 use super::tensor_io::torch;
 use crate::files::Scratch;
 use crate::native::cuda::upload;
@@ -25,7 +24,6 @@ pub(super) struct Offloaded {
     start: u64,
     len: u64,
     parts: Vec<TensorRange>,
-    /// Copies the tensors in and out.
     copier: Arc<dyn Copier>,
     came: CopyMark,
     /// When the last copy that was asked for is done.
@@ -81,25 +79,15 @@ impl Drop for Offloaded {
 /// Tensors that are there, or copies that are on their way to a device.
 #[derive(Debug)]
 pub(super) struct Coming {
-    tensors: Vec<Tensor>,
+    /// They may not be there yet.
+    pub(super) tensors: Vec<Tensor>,
     copier: Arc<dyn Copier>,
     done: CopyMark,
 }
 
 impl Coming {
-    /// Tensors that are there.
     pub(super) fn here(tensors: Vec<Tensor>) -> Self {
         Self { tensors, copier: copier_of(Device::Cpu), done: CopyMark::PAST }
-    }
-
-    /// The tensors, which may not be there yet.
-    pub(super) fn tensors(&self) -> &[Tensor] {
-        &self.tensors
-    }
-
-    /// Moves tensors that are there.
-    pub(super) fn move_to(&mut self, device: Device) {
-        self.tensors.iter_mut().for_each(|x| *x = moved(x, device));
     }
 
     /// The tensors, for which the device waits if they are not there yet.
@@ -136,11 +124,9 @@ struct InFile {
     purpose: &'static str,
     scratch: Option<Scratch>,
     ranges: Ranges,
-    /// The staging buffer between tensor and file.
     bytes: Vec<u8>,
 }
 
-/// A place for tensors, with what is free in it.
 #[derive(Debug)]
 pub(super) struct Arena {
     place: ArenaKind,
@@ -176,10 +162,10 @@ impl Arena {
         match &self.place {
             ArenaKind::Memory(segments) => {
                 let sum = |of: fn(&Segment) -> u64| Bytes(segments.iter().map(of).sum());
-                let pinned = |segment: &Segment| if segment.is_pinned { segment.ranges.end } else { 0 };
-                let touched = |s: &Segment| if s.is_pinned { s.ranges.end } else { s.ranges.touched };
                 let memory = sum(|segment| segment.ranges.end);
-                StoreUsage { in_use, most, memory, touched: sum(touched), pinned: sum(pinned), file: Bytes(0) }
+                let touched = sum(|s| if s.is_pinned { s.ranges.end } else { s.ranges.touched });
+                let pinned = sum(|s| if s.is_pinned { s.ranges.end } else { 0 });
+                StoreUsage { in_use, most, memory, touched, pinned, file: Bytes(0) }
             }
             ArenaKind::File(file) => {
                 StoreUsage { in_use, most, file: file.scratch.as_ref().map_or(Bytes(0), Scratch::len), ..StoreUsage::default() }

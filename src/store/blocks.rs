@@ -65,10 +65,7 @@ pub(super) fn encode(x: &Tensor, bits: Bits) -> Vec<Tensor> {
     bits.quantise(&cut.apart(&rest)).into_iter().chain(apart).collect()
 }
 
-/// What [`encode`] stands for, in its size and kind.
-///
-/// # Shapes
-/// `size` is that of the tensor that was encoded.
+/// What [`encode`] stands for, in the size and kind of what was encoded.
 pub(super) fn decode(parts: &[Tensor], bits: Bits, size: &[i64], kind: Kind) -> Tensor {
     let cut = Cut::of(size);
     let flat = cut.together(&bits.restore(&parts[0], &parts[1], cut.block, kind));

@@ -53,14 +53,12 @@ pub trait Copier: Debug + Send + Sync {
 
     fn is_done(&self, mark: CopyMark) -> bool;
 
-    /// The host waits for all copies that are under way, and nothing is kept for their sake any more: after a failure nobody else may come
-    /// to wait for them.
+    /// The host waits for all copies, and nothing is kept for their sake any more: after a failure nobody else may come to wait for them.
     fn drain(&self);
 
     fn measure(&self, _is_on: bool) {}
 
-    /// How long the device has waited for marks since this was asked last; `None` where nothing ever waits. The device must have done all that
-    /// it was asked for.
+    /// How long the device has waited for marks since it was asked last; `None` where nothing ever waits. It must have done all that was asked.
     fn waited(&self) -> Option<Seconds> {
         None
     }
@@ -78,7 +76,6 @@ pub fn copies_are_async(device: Device) -> bool {
 /// Copiers by the index of their CUDA device.
 static OF_DEVICES: Mutex<Option<HashMap<usize, Arc<StreamCopier>>>> = Mutex::new(None);
 
-/// The copier of a device. There is one for each device.
 pub fn copier_of(device: Device) -> Arc<dyn Copier> {
     #[cfg(test)]
     if let Some(late) = super::delayed::copier() {

@@ -5,7 +5,6 @@ mod blocks;
 mod copier;
 #[cfg(test)]
 mod delayed;
-mod ranges;
 mod segments;
 mod tensor_io;
 mod tensor_store;
@@ -22,4 +21,4 @@ pub use tensor_io::{
 };
 pub use tensor_store::{Store, bytes_of};
 pub use vectors::Bits;
-pub use waiting::{Bundle, Waiting};
+pub use waiting::Waiting;

@@ -33,7 +33,6 @@ fn described<'a>(file: &'a TensorFile, name: &str) -> Result<(TensorView<'a>, Ve
     Ok((view, view.shape.iter().map(|&n| n as i64).collect(), kind))
 }
 
-/// Where a tensor of a file is to lie.
 #[derive(Clone, Copy, Debug)]
 pub enum LoadTarget<'a> {
     /// On the host, where the file is mapped if it is of the wanted kind there: to be read.
@@ -78,16 +77,21 @@ pub fn save_streamed(
     metadata: &BTreeMap<String, String>,
     mut tensor: impl FnMut(usize) -> Result<Tensor, Fault>,
 ) -> Result<(), Fault> {
-    files::write_tensors_streamed(path, heads, metadata, |index| Ok(raw_tensor(path, &heads[index].name, &tensor(index)?)?.bytes))
+    files::write_tensors_streamed(path, heads, metadata, |index| {
+        let bytes = content_of(&tensor(index)?).map_err(|e| torch(&heads[index].name, &e))?;
+        Ok(bytes.into())
+    })
 }
 
 /// How tensors stand in a file that is to be written to `path`.
 pub fn tensor_heads(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<TensorHead>, Fault> {
-    let head = |(name, tensor): &(String, Tensor)| {
-        let shape = tensor.size().into_iter().map(|n| n as usize).collect();
-        Ok(TensorHead { name: name.clone(), dtype: dtype_in(path, name, tensor.kind())?, shape })
-    };
-    tensors.iter().map(head).collect()
+    tensors.iter().map(|(name, tensor)| tensor_head(path, name, tensor)).collect()
+}
+
+fn tensor_head(path: &Path, name: &str, tensor: &Tensor) -> Result<TensorHead, Fault> {
+    let known = KINDS.iter().find(|(_, kind)| *kind == tensor.kind()).map(|(dtype, _)| *dtype);
+    let dtype = known.ok_or_else(|| wrong_dtype(path, name, format!("{:?}", tensor.kind())))?;
+    Ok(TensorHead { name: name.into(), dtype, shape: tensor.size().into_iter().map(|n| n as usize).collect() })
 }
 
 /// A tensor on the host for what stands so in a file, with any numbers in it.
@@ -104,14 +108,12 @@ pub fn pt_metadata() -> BTreeMap<String, String> {
 
 /// The bytes of tensors that are to be written to `path`.
 pub fn raw_tensors(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<RawTensor<'static>>, Fault> {
-    tensors.iter().map(|(name, tensor)| raw_tensor(path, name, tensor)).collect()
-}
-
-fn raw_tensor(path: &Path, name: &str, tensor: &Tensor) -> Result<RawTensor<'static>, Fault> {
-    let dtype = dtype_in(path, name, tensor.kind())?;
-    let bytes = content_of(tensor).map_err(|e| torch(name, &e))?;
-    let shape = tensor.size().into_iter().map(|n| n as usize).collect();
-    Ok(RawTensor { name: name.into(), dtype, shape, bytes: bytes.into() })
+    let raw = |(name, tensor): &(String, Tensor)| {
+        let TensorHead { name, dtype, shape } = tensor_head(path, name, tensor)?;
+        let bytes = content_of(tensor).map_err(|e| torch(&name, &e))?.into();
+        Ok(RawTensor { name, dtype, shape, bytes })
+    };
+    tensors.iter().map(raw).collect()
 }
 
 /// The bytes of a tensor's numbers, one after the other.
@@ -147,11 +149,6 @@ const KINDS: [(Dtype, Kind); 9] = [
 
 fn kind_of(dtype: Dtype) -> Option<Kind> {
     KINDS.iter().find(|(d, _)| *d == dtype).map(|(_, kind)| *kind)
-}
-
-fn dtype_in(path: &Path, name: &str, kind: Kind) -> Result<Dtype, Fault> {
-    let known = KINDS.iter().find(|(_, k)| *k == kind).map(|(dtype, _)| *dtype);
-    known.ok_or_else(|| wrong_dtype(path, name, format!("{kind:?}")))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use super::arena::{Arena, StoreUsage};
 #[cfg(test)]
 use super::copier::Copier;
-use super::ranges::aligned;
+use super::segments::aligned;
 use super::{Bits, blocks};
 use crate::native::locked;
 use crate::recipe::StoreForm;
@@ -18,9 +18,7 @@ use crate::units::Bytes;
 impl StoreForm {
     /// How a tensor of `kind` waits: what is no float, and what is empty, is kept to the bit.
     ///
-    /// `int8` has a ninth bit that halves the step, in blocks of up to 64: 1.19 bytes a value with minimum and scale. Normally distributed
-    /// values come back with 0.27 % of error. (8 bits in blocks of 8 leave as much error on 1.5 bytes: a bit more costs less than shorter
-    /// blocks do.) `int4` has a fifth likewise: 0.69 bytes a value, and 4.4 % of error.
+    /// `int8` has a ninth bit that halves the step, and `int4` a fifth: a bit more costs less than shorter blocks do (`docs/reference/costs.md`).
     pub(super) fn bits_of(self, size: &[i64], kind: Kind) -> Option<Bits> {
         let is_float = matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);
         let rounds = is_float && size.iter().all(|&n| n > 0);
@@ -51,8 +49,7 @@ impl Store {
         Self { form, arena: Arc::new(Mutex::new(Arena::in_memory())) }
     }
 
-    /// A store in a scratch file in `dir`, with `purpose` in its name. The file is made when the first tensor comes, which fails
-    /// without a directory.
+    /// A store in a scratch file in `dir`, named for its `purpose`. It is made when the first tensor comes, which fails without a directory.
     pub fn in_file(form: StoreForm, dir: Option<PathBuf>, purpose: &'static str) -> Self {
         Self { form, arena: Arc::new(Mutex::new(Arena::in_file(dir, purpose))) }
     }

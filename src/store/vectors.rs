@@ -1,8 +1,7 @@
 //! Vectors in few bits, each with a minimum and a scale of its own: how a cache keeps keys and values, and stores their blocks.
 //!
-//! Minimum and scale are rounded to their stored 16 bits first, the minimum down and the scale up, and the levels are computed
-//! with what is stored. So the range covers the vector whatever it is, and `|x − x̂| ≤ scale / 2` holds always: for vectors that do
-//! not contain zero, for constants, and for numbers that f16 cannot hold.
+//! Minimum and scale are rounded to their stored 16 bits first, the minimum down and the scale up, and the levels are computed with what is
+//! stored: so the range covers any vector, and `|x − x̂| ≤ scale / 2` holds always.
 
 use tch::{Kind, Tensor};
 
@@ -74,7 +73,6 @@ impl Bits {
         }
     }
 
-    /// Steps from the lowest level to the highest.
     fn steps(self) -> f64 {
         f64::from((1 << self.count()) - 1)
     }
@@ -166,10 +164,7 @@ fn ceil(width: i64, parts: i64) -> i64 {
 }
 
 /// So many values in a byte: those of the first part of a vector in the upper bits, and so on. Example: of six values in two parts
-/// the first and the fourth share a byte.
-///
-/// # Shapes
-/// `(…, D)` in, `(…, ⌈D/parts⌉)` out, u8.
+/// the first and the fourth share a byte. `(…, D)` in, `(…, ⌈D/parts⌉)` out, u8.
 fn spread(values: &Tensor, parts: i64) -> Tensor {
     let width = values.size().last().copied().unwrap_or(0);
     let part = ceil(width, parts);

@@ -21,7 +21,6 @@ pub trait Bundle: Sized {
     /// The tensors, which may share their memory with it.
     fn take_apart(&self) -> Vec<Tensor>;
 
-    /// Puts together what [`Self::take_apart`] gave.
     fn put_together(tensors: Vec<Tensor>) -> Self;
 }
 
@@ -37,7 +36,7 @@ impl Bundle for Tensor {
 
 impl Bundle for Vec<Tensor> {
     fn take_apart(&self) -> Vec<Tensor> {
-        shallow(self)
+        self.iter().map(Tensor::shallow_clone).collect()
     }
 
     fn put_together(tensors: Vec<Tensor>) -> Self {
@@ -138,13 +137,12 @@ impl<T: Bundle> Waiting<T> {
         self.prefetch(device)?;
         self.away = None;
         if self.items.is_empty() {
-            self.here.iter_mut().for_each(|here| here.move_to(device));
+            self.here.iter_mut().flat_map(|here| &mut here.tensors).for_each(|x| *x = moved(x, device));
         }
         Ok(())
     }
 
-    /// The bundle on a device: the copies that were prefetched, for which the device waits if they are not there yet, or others that are
-    /// made now.
+    /// The bundle on a device: the copies that were prefetched, for which the device waits if need be, or others that are made now.
     pub fn wait(&mut self, device: Device) -> Result<T, Fault> {
         let bundle = self.fetch(device)?;
         if self.away.is_some() {
@@ -178,7 +176,8 @@ impl<T: Bundle> Waiting<T> {
 
     /// Bytes of its tensors where it waits; 0 once it has left.
     pub fn bytes(&self) -> Bytes {
-        if self.away.is_some() { self.items.iter().map(Item::bytes).sum() } else { self.bytes_here() }
+        let of_item = |item: &Item| item.size.iter().product::<i64>() as u64 * item.kind.elt_size_in_bytes() as u64;
+        if self.away.is_some() { Bytes(self.items.iter().map(of_item).sum()) } else { self.bytes_here() }
     }
 
     /// Bytes of its tensors outside any store, where it has never been in one.
@@ -193,12 +192,11 @@ impl<T: Bundle> Waiting<T> {
 
     #[cfg(test)]
     pub(super) fn tensors_ahead(&self) -> Vec<Tensor> {
-        if self.items.is_empty() { Vec::new() } else { shallow(self.tensors()) }
+        if self.items.is_empty() { Vec::new() } else { self.tensors().iter().map(Tensor::shallow_clone).collect() }
     }
 
-    /// What is here.
     fn tensors(&self) -> &[Tensor] {
-        self.here.as_ref().map_or(&[], Coming::tensors)
+        self.here.as_ref().map_or(&[], |here| &here.tensors)
     }
 
     /// Tensors in their own kinds and shapes, from those that were in a store.
@@ -228,16 +226,6 @@ impl Waiting<Tensor> {
         let stored = self.items.first().map(|item| item.kind);
         stored.unwrap_or_else(|| self.tensors().first().map_or(Kind::Uint8, Tensor::kind))
     }
-}
-
-impl Item {
-    fn bytes(&self) -> Bytes {
-        Bytes(self.size.iter().product::<i64>() as u64 * self.kind.elt_size_in_bytes() as u64)
-    }
-}
-
-fn shallow(tensors: &[Tensor]) -> Vec<Tensor> {
-    tensors.iter().map(Tensor::shallow_clone).collect()
 }
 
 #[cfg(test)]

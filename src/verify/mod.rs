@@ -3,7 +3,6 @@
 mod compare;
 #[cfg(test)]
 pub(crate) mod mutations;
-mod nearness;
 mod proofs;
 mod reference;
 #[cfg(test)]
@@ -13,8 +12,7 @@ mod tilings;
 mod waiting_weights;
 mod walk;
 
-pub use compare::{Comparison, MatrixError, check_finite};
-pub use nearness::{ErrorBound, fits_in_f64};
+pub use compare::{Comparison, ErrorBound, MatrixError, check_finite, fits_in_f64};
 pub use proofs::{Proofs, TilingProof, Verdict};
 pub use reference::Reference;
 pub use tilings::every_tiling;

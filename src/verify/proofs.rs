@@ -9,7 +9,6 @@ use crate::model::Model;
 use crate::recipe::Dtype;
 use crate::units::{Bytes, Fault, named};
 
-/// Proves a batch tiling by tiling.
 #[derive(Debug)]
 pub struct Proofs<'a> {
     pub model: &'a Model,
@@ -25,17 +24,13 @@ pub struct Proofs<'a> {
 pub struct TilingProof {
     /// The tiling's loss and gradient beside the reference's.
     pub comparison: Comparison,
-    /// The largest relative difference from the first tiling whose stores do not round; `None` for that one itself, and where
-    /// stores round.
+    /// The largest relative difference from the first tiling whose stores do not round; `None` for that one, and where stores round.
     pub apart: Option<f64>,
     /// What is asked of the gradient where stores round; `None` where it is exact.
     pub bound: Option<ErrorBound>,
-    /// Whether the policies chose what they had chosen in the first tiling.
     pub has_first_choices: bool,
-    /// Layers and chunks of the largest cell.
     pub largest_cell: (usize, usize),
     pub cells: (usize, usize),
-    /// How many cells had kept their graph.
     pub kept: usize,
     /// Whether loss and gradient of the last hidden states were made in the cells of the only band, and not in the forward phase.
     pub is_head_in_cells: bool,
@@ -66,8 +61,7 @@ impl Verdict {
         matches!(self, Self::Proved | Self::NearEnough)
     }
 
-    /// Which of these tilings is to be told of, if any is not what it should be: the first with a wrong gradient, else the first that
-    /// is too coarse.
+    /// Which of these tilings is to be told of, if any: the first with a wrong gradient, else the first that is too coarse.
     pub fn first_bad(verdicts: &[Self]) -> Option<usize> {
         let bad = (0..verdicts.len()).filter(|&at| !verdicts[at].is_good());
         bad.min_by_key(|&at| verdicts[at] == Self::TooCoarse)
@@ -75,12 +69,10 @@ impl Verdict {
 }
 
 impl<'a> Proofs<'a> {
-    /// The proof of a batch; nothing is run yet.
     pub fn new(model: &'a Model, batch: &'a Batch, context: MicroBatchContext) -> Self {
         Self { model, batch, context, first: None, exact: None }
     }
 
-    /// What the model computes in.
     pub fn dtype(&self) -> Dtype {
         if self.model.kind() == Kind::Double { Dtype::F64 } else { Dtype::F32 }
     }
@@ -104,11 +96,8 @@ impl<'a> Proofs<'a> {
         let (first_choices, reference) = self.first.insert(first);
         let first_trained = model.first_trained_layer();
         let bound = ErrorBound::of_stores(engine.settings(), first_trained);
-        let apart = self
-            .exact
-            .as_ref()
-            .filter(|_| bound.is_none())
-            .map(|exact| Comparison::new(&ours.losses, &ours.gradients, &exact.losses, &exact.gradients).worst());
+        let exact = self.exact.as_ref().filter(|_| bound.is_none());
+        let apart = exact.map(|exact| Comparison::new(&ours.losses, &ours.gradients, &exact.losses, &exact.gradients).worst());
         let columns = engine.settings().plan(batch, context.chunk_sizes)?.columns;
         let widest = columns.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         let bands = engine.settings().trained_bands(first_trained);
@@ -133,8 +122,7 @@ impl<'a> Proofs<'a> {
 }
 
 impl TilingProof {
-    /// The largest relative error of a matrix or the loss, beside the reference and beside the first exact tiling; where stores round,
-    /// that of the whole gradient.
+    /// The largest relative error of a matrix or the loss, beside reference and first exact tiling; where stores round, of the whole gradient.
     pub fn relative_error(&self) -> f64 {
         match self.bound {
             None => self.comparison.worst().max(self.apart.unwrap_or(0.0)),

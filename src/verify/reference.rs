@@ -23,7 +23,6 @@ const BLOCK: i64 = 512;
 #[derive(Debug)]
 pub struct Reference {
     pub sequences: Vec<SequenceLoss>,
-    /// Gradients by the names of the model's parameters.
     pub gradients: BTreeMap<String, Tensor>,
 }
 
@@ -107,8 +106,7 @@ fn forward(model: &Model, batch: &Batch, context: MicroBatchContext, attend: &mu
     Ok(hidden)
 }
 
-/// Losses at the target positions, and backward from their weighted sum through the whole model at once: with a trained head, blocks with
-/// gradients of their own would be the engine's road.
+/// Losses at the target positions, and backward from their weighted sum through the whole model at once: blocks would be the engine's road.
 fn through_the_head(
     engine: &Engine,
     model: &Model,
@@ -148,11 +146,8 @@ fn through_the_head(
     run_backward(&roots, &seeds)?;
     let losses = Vec::<f64>::try_from(loss_n.to_device(Device::Cpu).to_kind(Kind::Double))?;
     let correct = Vec::<f64>::try_from(correct_n.to_device(Device::Cpu).to_kind(Kind::Double))?;
-    Ok(target_positions
-        .iter()
-        .zip(losses.into_iter().zip(correct))
-        .map(|(&pick, (loss, correct))| (pick, loss, correct > 0.0))
-        .collect())
+    let figures = target_positions.iter().zip(losses).zip(correct);
+    Ok(figures.map(|((&pick, loss), correct)| (pick, loss, correct > 0.0)).collect())
 }
 
 fn gone_tensor(gone: &[Vec<Vec<i64>>], device: Device) -> Tensor {
@@ -161,7 +156,6 @@ fn gone_tensor(gone: &[Vec<Vec<i64>>], device: Device) -> Tensor {
     Tensor::from_slice(&flat).view([b as i64, g as i64, t as i64]).to_device(device)
 }
 
-/// The chunk of each token.
 fn chunks(log: &ReplayLog, device: Device) -> Tensor {
     let of_tokens: Vec<i64> = log.spans.iter().flat_map(|span| vec![span.index as i64; span.len]).collect();
     Tensor::from_slice(&of_tokens).to_device(device)

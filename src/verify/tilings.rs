@@ -1,6 +1,7 @@
 //! All ways of running a batch that must not change its gradient, or only as far as a store rounds: shapes of cells, where caches
 //! wait and how they grow, stores.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::engine::{ChunkPlan, Settings};
@@ -25,15 +26,14 @@ fn shaped(own: &Recipe, layers: usize, chunks: usize) -> Recipe {
     Recipe { grad, ..own.clone() }
 }
 
-/// A recipe's own tiling, said in layers and chunks as far as they say it: where all columns but those that end with a sequence are equally
-/// wide.
-fn counted(own: &Recipe, num_layers: usize, settings: &Settings, plan: &ChunkPlan) -> Recipe {
+/// A recipe's own tiling in layers and chunks, as far as they say it: where all columns but those that end with a sequence are equally wide.
+fn counted(own: &Recipe, num_layers: usize, plan: &ChunkPlan) -> Recipe {
     let has_same_sequences = |pair: &&[Range<usize>]| plan.sequences(&pair[0]) == plan.sequences(&pair[1]);
     let mut whole = plan.columns.windows(2).filter(has_same_sequences).map(|pair| pair[0].len());
     let width = whole.next().unwrap_or(plan.spans.len());
     let is_even = whole.all(|chunks| chunks == width) && plan.columns.iter().all(|column| column.len() <= width);
     let chunks_per_cell = if is_even { Some(width) } else { own.grad.chunks_per_cell };
-    let layers_per_cell = settings.layers_per_cell().min(num_layers);
+    let layers_per_cell = own.grad.layers_per_cell.min(num_layers);
     let grad = GradRecipe { layers_per_cell, chunks_per_cell, ..own.grad.clone() };
     Recipe { grad, ..own.clone() }
 }
@@ -63,19 +63,12 @@ const STORES_OF_ONE_BAND: [[StoreRecipe; 2]; 2] = [[PLAIN, FILE], [PLAIN, INT8]]
 /// All tilings that are worth a proof beside `own`, which comes first, of a model whose layers `trained` are differentiated: recipes that differ
 /// in `grad` and in where their caches wait and how these grow; no two are the same. `settings` are those of `own`, `plan` is the batch's.
 ///
-/// * Cells of 1, 2, all but one and all of these layers × 1, 2, 3 and all chunks, with plain stores in memory.
-/// * For cells that form several bands and columns, and for a single band: caches that wait on the host and such that do not; where
-///   nothing leaves the cache, each with every storage.
-/// * For several bands and columns, and for a single band that begins above the first layer: stores in files, each store rounding alone,
-///   both rounding in files; and for another single band an undo log in a file and one that rounds, which moves the head's turn. A store
-///   into which nothing is ever put is left out.
-/// * For both: the graphs of one cell, of all but one column, of a band and a cell, and of all cells kept; and attention's outputs kept,
-///   without graphs and beside one.
+/// `docs/reference/verify.md` lists them. Beside a single band from the first layer an undo log that rounds moves the head's turn.
 pub fn every_tiling(own: &Recipe, trained: &Range<usize>, settings: &Settings, plan: &ChunkPlan) -> Vec<Recipe> {
     let (num_chunks, num_layers) = (plan.spans.len(), trained.len().max(1));
     let several = (1, 2.min(num_chunks.div_ceil(2)));
     let one_band = (num_layers, several.1);
-    let mut all = vec![counted(own, num_layers, settings, plan)];
+    let mut all = vec![counted(own, num_layers, plan)];
     for layers in sizes([1, 2, num_layers.saturating_sub(1), num_layers], num_layers) {
         all.extend(sizes([1, 2, 3, num_chunks], num_chunks).into_iter().map(|chunks| shaped(own, layers, chunks)));
     }
@@ -131,9 +124,6 @@ fn caches(own: &CacheRecipe, settings: &Settings, plan: &ChunkPlan) -> Vec<Cache
 }
 
 /// The candidates from 1 to `most`, each once, ascending.
-fn sizes<const N: usize>(mut candidates: [usize; N], most: usize) -> Vec<usize> {
-    candidates.sort_unstable();
-    let mut sizes: Vec<usize> = candidates.into_iter().filter(|size| (1..=most).contains(size)).collect();
-    sizes.dedup();
-    sizes
+fn sizes<const N: usize>(candidates: [usize; N], most: usize) -> Vec<usize> {
+    BTreeSet::from(candidates).into_iter().filter(|size| (1..=most).contains(size)).collect()
 }

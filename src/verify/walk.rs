@@ -3,7 +3,7 @@
 use tch::TchError;
 
 use crate::cache::{ChunkSpan, HeadBudgets, ReplayLog};
-use crate::units::{Exit, Fault};
+use crate::units::Fault;
 
 const STAYS: i64 = i64::MAX;
 
@@ -18,8 +18,7 @@ pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<Vec<Vec<Vec<
     Ok(held)
 }
 
-/// `[sequence][head][position]`: the first query that does not see the token any more. What is held in between would fill the memory where
-/// sequences are long.
+/// `[sequence][head][position]`: the first query that does not see the token any more. What is held in between would fill the memory.
 pub fn departures(log: &ReplayLog, layer: usize, groups: usize) -> Result<Vec<Vec<Vec<i64>>>, Fault> {
     follow(log, layer, groups, |_, _| {})
 }
@@ -43,14 +42,16 @@ fn follow(
     let mut gone = vec![vec![vec![STAYS; tokens]; groups]; batch];
     for span in &log.spans {
         let victims = log.layers[layer].victims(span.index);
-        if let Some(budgets) = log.layers[layer].budgets().filter(|budgets| budgets.index == span.index) {
+        if let Some(budgets) = log.layers[layer].budgets.as_ref().filter(|budgets| budgets.index == span.index) {
             divide(&mut slots, &mut gone, budgets, span.start);
             capacity = budgets.slots;
         }
+        // A choice that no cache could make.
+        let impossible =
+            |what: String| Fault::defect(format!("layer {layer}, chunk {}: the replay log evicts {what}", span.index));
         // Nobody asks any more what one that has left would hold.
         for b in 0..span.num_sequences() {
             for g in 0..groups {
-                let impossible = |what: String| impossible(layer, span.index, &what);
                 let leaving = victims.map_or(Ok(Vec::new()), |victims| victims.of_head(b, g));
                 let leaving = leaving.map_err(|e: TchError| impossible(e.to_string()))?;
                 step(&mut slots[b][g], &mut gone[b][g], span, b, capacity, &leaving).map_err(impossible)?;
@@ -59,12 +60,6 @@ fn follow(
         show(span, &slots);
     }
     Ok(gone)
-}
-
-/// A choice that no cache could make.
-fn impossible(layer: usize, chunk: usize, what: &str) -> Fault {
-    Fault::new(Exit::Failed, format!("layer {layer}, chunk {chunk}: the replay log evicts {what}"))
-        .with_hint("this is a defect of kvtune: please report it")
 }
 
 /// Slots are shared out: what exceeds a head's share leaves, and all heads get as many slots as the largest share.
@@ -82,8 +77,7 @@ fn divide(slots: &mut [Vec<Vec<i64>>], gone: &mut [Vec<Vec<i64>>], budgets: &Hea
     }
 }
 
-/// One chunk, one sequence, one head: the sequence's own victims leave, the region's survivors move into the holes, candidates that the sequence
-/// keeps stand in front of its new tokens.
+/// One chunk, one sequence, one head: its own victims leave, the region's survivors fill the holes, what it keeps stands before its new tokens.
 fn step(
     slots: &mut Vec<i64>,
     gone: &mut [i64],
@@ -100,8 +94,7 @@ fn step(
     if let Some(slot) = sorted.iter().find(|&&slot| slot < 0 || slot as usize >= filled) {
         return Err(format!("slot {slot} of {filled}"));
     }
-    let is_twice = |pair: &[i64]| matches!(pair, [a, b] if a == b).then(|| pair[0]);
-    if let Some(slot) = sorted.windows(2).find_map(is_twice) {
+    if let Some([slot, _]) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(format!("slot {slot} twice"));
     }
     // A sequence in a block gives up its slots for all of the block, unless it has ended before.

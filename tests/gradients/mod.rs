@@ -54,7 +54,7 @@ fn layers_share_one_budget() {
         .inspect(&model, &support::batch(&ACROSS_LAYERS), None, &mut |_, _| ())
         .expect("a forward phase");
     let slots = |sequence: usize| -> Vec<usize> {
-        let of_layer = |layer: &LayerLog| layer.budgets().expect("budgets").shares[sequence].iter().sum();
+        let of_layer = |layer: &LayerLog| layer.budgets.as_ref().expect("budgets").shares[sequence].iter().sum();
         log.layers.iter().map(of_layer).collect()
     };
     let (heads, cache_length) = (ACROSS_LAYERS.heads.1, ACROSS_LAYERS.cache[0]);

@@ -37,7 +37,7 @@ fn the_guide_names_every_method_and_every_trait() {
     };
     let methods = named(include_str!("../../src/cache/policy.rs"), "pub trait Policy", "    fn ", '(');
     assert!(methods.contains(&"score") && methods.len() == 4, "{methods:?}");
-    let traits = named(include_str!("../../src/cache/traits.rs"), "pub struct PolicyTraits", "    pub ", ':');
+    let traits = named(include_str!("../../src/cache/policy.rs"), "pub struct PolicyTraits", "    pub ", ':');
     assert!(traits.contains(&"grace") && traits.len() >= 8, "{traits:?}");
     for name in methods.into_iter().chain(traits) {
         assert!(GUIDE.contains(&format!("`{name}`")), "the guide does not name `{name}`");

@@ -54,9 +54,7 @@ impl<'a> Played<'a> {
             scene,
             content,
             shape,
-            cache: LayerCache::new(LayerIdx(0), shape, plan.prefill)
-                .protecting(scene.told(&*policy))
-                .with_query_statistics(scene.query_statistics()),
+            cache: LayerCache::new(LayerIdx(0), shape, plan.prefill),
             spans: plan.spans.clone(),
             log: LayerLog::default(),
             undo: Vec::new(),
@@ -65,6 +63,8 @@ impl<'a> Played<'a> {
             asked: 0,
             is_unclear: false,
         };
+        simulated.cache.protected = scene.told(&*policy);
+        simulated.cache.query_statistics = scene.query_statistics();
         let mut reference = SlowPolicy::new(scene, (content, scene), plan.prefill, &*policy);
         for span in &plan.spans {
             simulated.step(span, &*policy, &mut reference);
@@ -77,8 +77,8 @@ impl<'a> Played<'a> {
         self.cache.enter(span);
         wander(&mut self.cache, span, 0);
         if let Some(budgets) = self.cache.allocate(policy, span) {
-            assert!(self.log.budgets().is_none(), "{:?}, chunk {}: shared out twice", self.scene, span.index);
-            self.log.record_budgets(budgets);
+            assert!(self.log.budgets.is_none(), "{:?}, chunk {}: shared out twice", self.scene, span.index);
+            self.log.budgets = Some(budgets);
         }
         apply_budgets(&mut self.cache, &self.log, span);
         let victims = self.cache.decide(policy, span);
@@ -112,7 +112,7 @@ impl<'a> Played<'a> {
 
     /// The budgets in force when a chunk is written.
     fn budgets(&self, span: &ChunkSpan) -> Option<&HeadBudgets> {
-        self.log.budgets().filter(|budgets| budgets.index <= span.index)
+        self.log.budgets.as_ref().filter(|budgets| budgets.index <= span.index)
     }
 
     /// Slots of a head that may hold something.
@@ -143,7 +143,7 @@ impl<'a> Played<'a> {
         let (scene, filled) = (self.scene, self.cache.positions().size()[2]);
         let slots = self.budgets(span).map_or(self.shape.cache_length, |budgets| budgets.slots);
         let needed = span.evictions(filled as usize, slots);
-        assert_eq!(victims.map_or(0, Victims::len), needed, "{scene:?}, chunk {}", span.index);
+        assert_eq!(victims.map_or(0, Victims::count), needed, "{scene:?}, chunk {}", span.index);
         let Some(victims) = victims else { return };
         for (sequence, head, mut slots) in
             by_head(&victims.slots(span.num_sequences() as i64, self.shape.groups, self.shape.device))
@@ -321,7 +321,7 @@ fn wander(cache: &mut LayerCache, span: &ChunkSpan, moment: usize) {
 
 /// Brings the budgets into force where its chunk has come, as the engine does.
 fn apply_budgets(cache: &mut LayerCache, log: &LayerLog, span: &ChunkSpan) {
-    if let Some(budgets) = log.budgets().filter(|budgets| budgets.index == span.index) {
+    if let Some(budgets) = log.budgets.as_ref().filter(|budgets| budgets.index == span.index) {
         cache.apply_budgets(budgets);
     }
 }

@@ -12,7 +12,6 @@ use crate::ops::attention::ModelFeature;
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
-/// The kernel of the paper's code.
 const KERNEL: usize = 5;
 /// The part of the attention that the entries of the first stage and the window get together.
 const FIRST_STAGE: f64 = 0.9;
@@ -61,10 +60,8 @@ impl Defensivekv {
         let old = rows_bgrc.where_scalarother(&is_old.unsqueeze(2), 0.0);
         let position = position_bgc.where_scalarother(is_old, -1).unsqueeze(2);
         // Pooling moves attention to neighbours, and a row keeps what it had.
-        let near = pooled(&old, &position, self.kernel, Pooling::Mean)
-            .to_kind(Kind::Double)
-            .where_scalarother(&is_old.unsqueeze(2), 0.0);
-        let near = part(&near) * total(&old);
+        let near = pooled(&old, &position, self.kernel, Pooling::Mean).to_kind(Kind::Double);
+        let near = part(&near.where_scalarother(&is_old.unsqueeze(2), 0.0)) * total(&old);
         let worst = near.amax([2i64], false);
         let mean = total(&worst) / total(&is_old.to_kind(Kind::Double)).clamp_min(1.0);
         let risk = (worst.maximum(&mean) * part(&norm_bgc.where_scalarother(is_old, 0.0))).where_scalarother(is_old, 0.0);

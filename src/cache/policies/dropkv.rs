@@ -5,7 +5,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::window::{Pooling, pooled, wide_kernel, window_and_kernel};
+use super::window::{Pooling, WIDE_KERNEL, pooled, window_and_kernel};
 use crate::cache::{Observed, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
@@ -17,7 +17,7 @@ struct Dropkv {
 }
 
 pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let [window, kernel] = window_and_kernel(choice, cache_length, wide_kernel())?;
+    let [window, kernel] = window_and_kernel(choice, cache_length, WIDE_KERNEL)?;
     Ok(Box::new(Dropkv { window, kernel }))
 }
 
@@ -41,10 +41,7 @@ const MIN_REST: f64 = 1e-6;
 const ALONE: f64 = 1e-12;
 
 /// `Σ_w (p / (1 − p))² · ‖v − o‖²`, the mean over the query heads of a KV head. In f64: the nearer p is to 1, the nearer o is to v, so that
-/// a small difference of squares is multiplied with a large number; and `1 − p` is summed from what the others get.
-///
-/// # Shapes
-/// `weight (B, H, w, C)`, `v (B, G, C, D)` in, `(B, G, C)` out, f32.
+/// a small difference of squares is multiplied with a large number; and `1 − p` is summed from what the others get. `(B, G, C)` out, f32.
 fn perturbation(weight_bhwc: &Tensor, v_bgcd: &Tensor) -> Tensor {
     let (b, h, w, slots) = weight_bhwc.size4().unwrap_or_default();
     let g = v_bgcd.size()[1];

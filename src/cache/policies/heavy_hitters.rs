@@ -17,76 +17,50 @@ use crate::ops::head_vectors::norms;
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
-/// The parameters of `h2o` and `h2o-vlen`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct HeavyHittersParams {
-    #[serde(default)]
     grace_period: GracePeriod,
-    #[serde(default = "default_keep")]
-    keep_initial_fraction: f64,
-    #[serde(default)]
+    keep_initial_fraction: Option<f64>,
+    /// Whether a score is divided by the number of queries that gave it.
     normalize_scores: bool,
-    #[serde(default)]
+    /// Whether one scoring query too many counts for tokens of the prefill span, as in the reference implementation.
     reference_counts: bool,
-    #[serde(default)]
     score_prefill: bool,
 }
 
-fn default_keep() -> f64 {
-    0.05
-}
-
 /// The parameters of `h2o-orig`: fewer, as it has no grace period.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct H2oOrigParams {
-    #[serde(default = "default_keep")]
-    keep_initial_fraction: f64,
-    #[serde(default)]
+    keep_initial_fraction: Option<f64>,
     score_prefill: bool,
 }
 
 /// The parameters of `qh2o` and `qh2o-vlen`: the same, and how much the attention mass weighs beside the error of quantisation.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct Qh2oParams {
-    #[serde(default)]
     grace_period: GracePeriod,
-    #[serde(default = "default_keep")]
-    keep_initial_fraction: f64,
-    #[serde(default)]
+    keep_initial_fraction: Option<f64>,
     normalize_scores: bool,
-    #[serde(default)]
     reference_counts: bool,
-    #[serde(default)]
     score_prefill: bool,
-    #[serde(default = "default_combination")]
-    combination_constant: f64,
-}
-
-fn default_combination() -> f64 {
-    0.5
+    combination_constant: Option<f64>,
 }
 
 pub(super) fn h2o(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    HeavyHitters::build(choice, &choice.params()?, cache_length, Gives::Attention, None)
+    HeavyHitters::build(choice, choice.params()?, cache_length, Gives::Attention, None)
 }
 
 pub(super) fn h2o_vlen(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    HeavyHitters::build(choice, &choice.params()?, cache_length, Gives::ValueWeighted, None)
+    HeavyHitters::build(choice, choice.params()?, cache_length, Gives::ValueWeighted, None)
 }
 
 pub(super) fn h2o_orig(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let H2oOrigParams { keep_initial_fraction, score_prefill } = choice.params()?;
-    let params = HeavyHittersParams {
-        grace_period: GracePeriod::default(),
-        keep_initial_fraction,
-        normalize_scores: false,
-        reference_counts: false,
-        score_prefill,
-    };
-    HeavyHitters::build(choice, &params, cache_length, Gives::BatchAttention, None)
+    let params = HeavyHittersParams { keep_initial_fraction, score_prefill, ..HeavyHittersParams::default() };
+    HeavyHitters::build(choice, params, cache_length, Gives::BatchAttention, None)
 }
 
 pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
@@ -106,8 +80,8 @@ fn beside_error(choice: &PolicyRecipe, cache_length: usize, gives: Gives) -> Res
         reference_counts: p.reference_counts,
         score_prefill: p.score_prefill,
     };
-    let attention = fraction(choice, "combination_constant", p.combination_constant)?;
-    HeavyHitters::build(choice, &params, cache_length, gives, Some(attention))
+    let attention = fraction(choice, "combination_constant", p.combination_constant.unwrap_or(0.5))?;
+    HeavyHitters::build(choice, params, cache_length, gives, Some(attention))
 }
 
 /// What a query gives to an entry.
@@ -126,11 +100,7 @@ struct HeavyHitters {
     grace: usize,
     /// The fraction of the cache length whose first tokens stay at an eviction before anything has been scored.
     keep_initial: f64,
-    /// Whether a score is divided by the number of queries that gave it.
-    normalize: bool,
-    /// Whether one scoring query too many counts for tokens of the prefill span, as in the reference implementation.
-    reference_counts: bool,
-    score_prefill: bool,
+    params: HeavyHittersParams,
     gives: Gives,
     /// The weight of attention in the score; the rest goes to the error of quantisation. `None` leaves that error out.
     beside_error: Option<f64>,
@@ -139,7 +109,7 @@ struct HeavyHitters {
 impl HeavyHitters {
     fn build(
         choice: &PolicyRecipe,
-        params: &HeavyHittersParams,
+        params: HeavyHittersParams,
         cache_length: usize,
         gives: Gives,
         beside_error: Option<f64>,
@@ -151,10 +121,8 @@ impl HeavyHitters {
         }
         Ok(Box::new(Self {
             grace: params.grace_period.tokens(choice, cache_length)?,
-            keep_initial: fraction(choice, "keep_initial_fraction", params.keep_initial_fraction)?,
-            normalize: params.normalize_scores,
-            reference_counts: params.reference_counts,
-            score_prefill: params.score_prefill,
+            keep_initial: fraction(choice, "keep_initial_fraction", params.keep_initial_fraction.unwrap_or(0.05))?,
+            params,
             gives,
             beside_error,
         }))
@@ -162,7 +130,8 @@ impl HeavyHitters {
 
     /// Number of queries that have scored each entry: those since it was written, the prefill span's if they count.
     fn num_scorers(&self, entries: &Entries<'_>) -> Tensor {
-        let first = if self.score_prefill { 0 } else { entries.prefill as i64 - i64::from(self.reference_counts) };
+        let HeavyHittersParams { score_prefill, reference_counts, .. } = self.params;
+        let first = if score_prefill { 0 } else { entries.prefill as i64 - i64::from(reference_counts) };
         (entries.next_position as i64 - entries.position_bgc.clamp_min(first)).to_kind(Kind::Float)
     }
 }
@@ -174,7 +143,8 @@ impl Policy for HeavyHitters {
             let keep_first = (self.keep_initial * entries.cache_length as f64) as usize;
             return EvictionOrder::ByPosition { keep_first };
         };
-        let score_bgc = if self.normalize { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };
+        let score_bgc =
+            if self.params.normalize_scores { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };
         // The last of what `describe` said.
         let index = i64::from(self.gives == Gives::ValueWeighted);
         match self.beside_error.and_then(|a| Some((a, entries.feature(index)?))) {
@@ -186,10 +156,10 @@ impl Policy for HeavyHitters {
     fn traits(&self) -> PolicyTraits<'_> {
         PolicyTraits {
             grace: self.grace,
-            prefill_queries: self.score_prefill.then_some(Queries::All),
+            prefill_queries: self.params.score_prefill.then_some(Queries::All),
             chunk_queries: Some(Queries::All),
             // Only if there are scores at the first eviction.
-            compares_heads: self.score_prefill,
+            compares_heads: self.params.score_prefill,
             needs_quantised: self.beside_error.is_some(),
             couples_sequences: self.gives == Gives::BatchAttention,
             ..PolicyTraits::default()
@@ -208,7 +178,7 @@ impl Policy for HeavyHitters {
             Gives::BatchAttention => summed_over_sequences(seen.attention.mass(Queries::All).to_kind(Kind::Float), seen),
             Gives::ValueWeighted => value_weighted(seen),
         };
-        (self.score_prefill || !seen.is_prefill).then(|| seen.plus(given()))
+        (self.params.score_prefill || !seen.is_prefill).then(|| seen.plus(given()))
     }
 }
 
@@ -217,8 +187,7 @@ pub(super) fn norm(x_bgnd: &Tensor) -> Tensor {
     norms(x_bgnd).to_kind(Kind::Float)
 }
 
-/// For each entry, what mass its position has in all sequences. By position, not by slot: a sequence that ends in the chunk keeps its entries
-/// elsewhere.
+/// What mass each entry's position has in all sequences: in another slot, where a sequence ends in the chunk.
 fn summed_over_sequences(mass_bgc: Tensor, seen: &Observed<'_>) -> Tensor {
     let (batch, groups, _) = mass_bgc.size3().unwrap_or_default();
     if batch == 1 {
@@ -232,8 +201,7 @@ fn summed_over_sequences(mass_bgc: Tensor, seen: &Observed<'_>) -> Tensor {
     total.expand([batch, groups, tokens], false).gather(2, &position, false)
 }
 
-/// Attention mass times the norm of the value, scaled so that a chunk of `n` queries gives `n` to all entries together. The norm is
-/// the entry's feature 0.
+/// Attention mass times the norm of the value (feature 0), scaled so that a chunk of `n` queries gives `n` to all entries together.
 fn value_weighted(seen: &Observed<'_>) -> Tensor {
     let mass = seen.attention.mass(Queries::All).to_kind(Kind::Float);
     let weighted = match seen.feature(0) {

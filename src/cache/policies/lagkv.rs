@@ -7,7 +7,7 @@
 use serde::Deserialize;
 use tch::{Kind, Tensor};
 
-use super::params::{default_sinks, staying};
+use super::params::{STREAMING_LLM_SINKS, staying};
 use crate::cache::{Observed, Policy, PolicyTraits};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::PolicyRecipe;
@@ -17,8 +17,8 @@ use crate::units::Fault;
 #[serde(deny_unknown_fields)]
 struct LagkvParams {
     lag_size: Option<usize>,
-    #[serde(default = "default_sinks", alias = "sink_tokens")]
-    init_grace_tokens: usize,
+    #[serde(alias = "sink_tokens")]
+    init_grace_tokens: Option<usize>,
 }
 
 /// The partition of the paper, in tokens.
@@ -42,7 +42,8 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
         let message = format!("`lag_size` = {lag}: two partitions leave no slot to evict, `cache_length` is {cache_length}");
         return Err(choice.reject(Some("lag_size"), message, format!("choose at most {most}")));
     }
-    let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)?;
+    let sinks = params.init_grace_tokens.unwrap_or(STREAMING_LLM_SINKS);
+    let sinks = staying(choice, "init_grace_tokens", sinks, cache_length)?;
     Ok(Box::new(Lagkv { lag, sinks }))
 }
 
@@ -80,10 +81,8 @@ impl Policy for Lagkv {
 }
 
 /// How much the channels of each entry of a partition differ, scaled by the range that they have in the next one; the softmax over the
-/// partition. A channel that is the same all over the next partition is only shifted.
-///
-/// # Shapes
-/// `(B, G, C, D)` and the slots of both partitions `(B, G, 2 · lag)` in, `(B, G, lag)` out, f64.
+/// partition. A channel that is the same all over the next partition is only shifted. The slots are those of both partitions
+/// `(B, G, 2 · lag)`; `(B, G, lag)` out, f64.
 fn spread(x_bgcd: &Tensor, slots: &Tensor) -> Tensor {
     let (b, g, _, d) = x_bgcd.size4().unwrap_or_default();
     let both = x_bgcd.gather(2, &slots.unsqueeze(-1).expand([b, g, -1, d], false), false);

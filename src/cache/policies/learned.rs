@@ -6,20 +6,18 @@
 use serde::Deserialize;
 use tch::{Kind, Tensor};
 
-use super::params::{GracePeriod, default_sinks, staying};
+use super::params::{GracePeriod, STREAMING_LLM_SINKS, staying};
 use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries};
 use crate::ops::attention::ModelFeature;
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct LearnedParams {
-    #[serde(default)]
     grace_period: GracePeriod,
-    #[serde(default = "default_sinks", alias = "sink_tokens")]
-    init_grace_tokens: usize,
-    #[serde(default)]
+    #[serde(alias = "sink_tokens")]
+    init_grace_tokens: Option<usize>,
     gate_alone: bool,
 }
 
@@ -33,7 +31,8 @@ struct Learned {
 pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let params: LearnedParams = choice.params()?;
     let grace = params.grace_period.tokens(choice, cache_length)?;
-    let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)?;
+    let sinks = params.init_grace_tokens.unwrap_or(STREAMING_LLM_SINKS);
+    let sinks = staying(choice, "init_grace_tokens", sinks, cache_length)?;
     Ok(Box::new(Learned { grace, sinks, gate_alone: params.gate_alone }))
 }
 

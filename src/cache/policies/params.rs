@@ -10,7 +10,6 @@ use crate::units::Fault;
 #[serde(untagged, expecting = "expected a number of tokens, or a fraction of the slots such as 0.375")]
 pub(super) enum GracePeriod {
     Tokens(usize),
-    /// A fraction of the cache length.
     Fraction(f64),
 }
 
@@ -46,25 +45,20 @@ pub(super) fn grace_period(choice: &PolicyRecipe, cache_length: usize) -> Result
     choice.params::<OnlyGracePeriod>()?.grace_period.tokens(choice, cache_length)
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct OnlyGracePeriodAndSinks {
-    #[serde(default)]
     grace_period: GracePeriod,
-    #[serde(default = "default_sinks", alias = "sink_tokens")]
-    init_grace_tokens: usize,
+    #[serde(alias = "sink_tokens")]
+    init_grace_tokens: Option<usize>,
 }
 
 /// The youngest tokens that stay, and the first ones, for a policy that has no other parameters; default none and four.
 pub(super) fn grace_period_and_sinks(choice: &PolicyRecipe, cache_length: usize) -> Result<[usize; 2], Fault> {
     let params: OnlyGracePeriodAndSinks = choice.params()?;
     let grace = params.grace_period.tokens(choice, cache_length)?;
-    Ok([grace, staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)?])
-}
-
-/// First tokens that stay where nothing is written.
-pub(super) fn default_sinks() -> usize {
-    STREAMING_LLM_SINKS
+    let sinks = params.init_grace_tokens.unwrap_or(STREAMING_LLM_SINKS);
+    Ok([grace, staying(choice, "init_grace_tokens", sinks, cache_length)?])
 }
 
 /// The four first tokens of the paper on `streaming-llm`.

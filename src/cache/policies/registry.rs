@@ -12,7 +12,6 @@ use crate::units::Fault;
 /// A policy that a recipe may name.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyEntry {
-    /// The name that a recipe writes.
     pub name: &'static str,
     /// What stays in the cache.
     pub keeps: &'static str,
@@ -64,7 +63,6 @@ const fn entry(name: &'static str, keeps: &'static str, build: Constructor) -> P
     PolicyEntry { name, keeps, build }
 }
 
-/// The names that a recipe may use.
 pub fn names() -> Vec<&'static str> {
     REGISTRY.iter().map(|entry| entry.name).collect()
 }
@@ -78,6 +76,5 @@ pub fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Polic
 /// What the initial part of a prompt is for the policy that a recipe names, if that protects it.
 pub fn initial_part(choice: &PolicyRecipe) -> Result<Option<InitialPart>, Fault> {
     // It does not depend on the length.
-    let policy = build(choice, usize::MAX)?;
-    Ok(policy.traits().initial_part.map(|(part, _)| part.clone()))
+    Ok(build(choice, usize::MAX)?.traits().initial_part.map(|(part, _)| part.clone()))
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::fraction;
-use super::window::{Pooling, by_mass_of, kernel_size, pooled, wide_kernel, window_size};
+use super::window::{Pooling, WIDE_KERNEL, by_mass_of, kernel_size, pooled, window_size};
 use crate::cache::{Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Queries};
 use crate::ops::head_vectors::norms;
 use crate::recipe::PolicyRecipe;
@@ -18,20 +18,9 @@ use crate::units::Fault;
 #[serde(deny_unknown_fields)]
 struct RkvParams {
     window_size: Option<usize>,
-    #[serde(default = "wide_kernel")]
-    kernel_size: usize,
-    #[serde(default = "default_lambda")]
-    attention_weight: f64,
-    #[serde(default = "default_threshold")]
-    similarity_threshold: f64,
-}
-
-fn default_lambda() -> f64 {
-    0.1
-}
-
-fn default_threshold() -> f64 {
-    0.5
+    kernel_size: Option<usize>,
+    attention_weight: Option<f64>,
+    similarity_threshold: Option<f64>,
 }
 
 #[derive(Debug)]
@@ -46,9 +35,9 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
     let params: RkvParams = choice.params()?;
     Ok(Box::new(Rkv {
         window: window_size(choice, params.window_size, cache_length)?,
-        kernel: kernel_size(choice, params.kernel_size, cache_length)?,
-        lambda: fraction(choice, "attention_weight", params.attention_weight)?,
-        threshold: fraction(choice, "similarity_threshold", params.similarity_threshold)?,
+        kernel: kernel_size(choice, params.kernel_size.unwrap_or(WIDE_KERNEL), cache_length)?,
+        lambda: fraction(choice, "attention_weight", params.attention_weight.unwrap_or(0.1))?,
+        threshold: fraction(choice, "similarity_threshold", params.similarity_threshold.unwrap_or(0.5))?,
     }))
 }
 
@@ -81,10 +70,7 @@ impl Policy for Rkv {
 const BLOCK: i64 = 256;
 
 /// The mean cosine of each key with the others of its chunk, but for those whose last neighbour it is: of keys that resemble each other the
-/// last does not count as redundant.
-///
-/// # Shapes
-/// `(B, G, n, D)` in, `(B, G, n)` out, f32.
+/// last does not count as redundant. `(B, G, n)` out, f32.
 fn similarity(k_bgnd: &Tensor, threshold: f64) -> Tensor {
     let k_bgnd = k_bgnd.to_kind(Kind::Float);
     let directions = &k_bgnd / norms(&k_bgnd).clamp_min(f64::from(f32::MIN_POSITIVE)).unsqueeze(-1);

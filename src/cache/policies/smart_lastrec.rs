@@ -11,22 +11,11 @@ use crate::units::Fault;
 #[serde(deny_unknown_fields)]
 struct SmartLastrecParams {
     end_initial_regex: WrittenRegex,
-    #[serde(default = "default_fraction")]
-    max_initial_fraction: f64,
-    #[serde(default = "yes")]
-    include_end_string: bool,
+    max_initial_fraction: Option<f64>,
+    include_end_string: Option<bool>,
     #[serde(default)]
     pad_id: u32,
-    #[serde(default = "yes")]
-    range_is_prefix: bool,
-}
-
-fn default_fraction() -> f64 {
-    0.1
-}
-
-fn yes() -> bool {
-    true
+    range_is_prefix: Option<bool>,
 }
 
 #[derive(Debug)]
@@ -38,17 +27,18 @@ struct SmartLastrec {
 
 pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let p: SmartLastrecParams = choice.params()?;
-    if !(p.max_initial_fraction > 0.0 && p.max_initial_fraction < 1.0) {
-        let message = format!("`max_initial_fraction` = {} is not between 0 and 1", p.max_initial_fraction);
+    let fraction = p.max_initial_fraction.unwrap_or(0.1);
+    if !(fraction > 0.0 && fraction < 1.0) {
+        let message = format!("`max_initial_fraction` = {fraction} is not between 0 and 1");
         return Err(choice.reject(Some("max_initial_fraction"), message, "choose a part of the cache, as 0.1".into()));
     }
     let initial = InitialPart {
         end_regex: p.end_initial_regex,
-        include_end_string: p.include_end_string,
+        include_end_string: p.include_end_string.unwrap_or(true),
         pad_id: p.pad_id,
-        range_is_prefix: p.range_is_prefix,
+        range_is_prefix: p.range_is_prefix.unwrap_or(true),
     };
-    let most = ((cache_length as f64 * p.max_initial_fraction) as usize).max(1);
+    let most = ((cache_length as f64 * fraction) as usize).max(1);
     Ok(Box::new(SmartLastrec { initial, most }))
 }
 

@@ -11,18 +11,12 @@ use crate::cache::{Observed, Policy, PolicyTraits, Queries};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct SnapkvParams {
     window_size: Option<usize>,
-    #[serde(default = "default_kernel")]
-    kernel_size: usize,
-    #[serde(default)]
+    kernel_size: Option<usize>,
     pooling: Pooling,
-}
-
-fn default_kernel() -> usize {
-    5
 }
 
 #[derive(Debug)]
@@ -35,7 +29,7 @@ struct Snapkv {
 pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let params: SnapkvParams = choice.params()?;
     let window = window_size(choice, params.window_size, cache_length)?;
-    let kernel = kernel_size(choice, params.kernel_size, cache_length)?;
+    let kernel = kernel_size(choice, params.kernel_size.unwrap_or(5), cache_length)?;
     Ok(Box::new(Snapkv { window, kernel, pooling: params.pooling }))
 }
 

@@ -34,9 +34,7 @@ pub(super) fn window_and_kernel(choice: &PolicyRecipe, cache_length: usize, kern
 }
 
 /// The kernel of DropKV's and R-KV's code.
-pub(super) fn wide_kernel() -> usize {
-    7
-}
+pub(super) const WIDE_KERNEL: usize = 7;
 
 /// The traits of a policy whose scores are the attention mass of the window, which itself stays.
 pub(super) fn by_mass_of(window: usize) -> PolicyTraits<'static> {
@@ -70,10 +68,8 @@ pub(super) fn kernel_size(choice: &PolicyRecipe, written: usize, cache_length: u
 }
 
 /// Each entry takes the largest (or the mean) of itself and its neighbours in the order of positions. At the ends there are fewer
-/// neighbours, and the mean is that of those there are.
-///
-/// # Shapes
-/// `(B, G, C)` all, f32 out. A mean may be that of rows `(B, G, R, C)`, which share the positions `(B, G, 1, C)`.
+/// neighbours, and the mean is that of those there are. `(B, G, C)` all, f32 out; a mean may be that of rows `(B, G, R, C)`, which share the
+/// positions `(B, G, 1, C)`.
 pub(super) fn pooled(score: &Tensor, position: &Tensor, kernel: usize, pooling: Pooling) -> Tensor {
     let order = position.argsort(-1, false);
     let order_of_rows = order.expand_as(score);

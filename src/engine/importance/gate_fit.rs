@@ -32,10 +32,7 @@ pub struct FittedGate {
 }
 
 impl GateFit {
-    /// Adds a chunk's entries.
-    ///
-    /// # Shapes
-    /// `x_bne (B, n, E)`; `sums_bgn2 (B, G, n, 2)`: sums of importance and numbers of queries.
+    /// Adds a chunk's entries, of which `sums_bgn2` are sums of importance and numbers of queries.
     pub(super) fn add(&mut self, x_bne: &Tensor, sums_bgn2: &Tensor, start: usize) {
         let (sum_bgn, queries_bgn) = (sums_bgn2.select(3, 0), sums_bgn2.select(3, 1));
         let num_tokens = x_bne.size()[1];

@@ -22,7 +22,6 @@ pub(super) use slot_demand::{SlotDemand, share_out};
 /// Queries nearer than this to an entry do not count: every policy keeps the youngest entries for a while.
 pub(super) const MIN_DISTANCE: usize = 192;
 
-/// What is learned of one layer's entries.
 #[derive(Debug, Default)]
 pub(super) struct LayerImportance {
     /// The sum of squared gradients of each entry, and the number of queries that it is of: `(B, G, C, 2)`.
@@ -32,7 +31,7 @@ pub(super) struct LayerImportance {
     /// Pairs of channels of a query that turn.
     pairs: i64,
     /// The first position of queries before which entries are counted.
-    counts_from: usize,
+    pub(super) counts_from: usize,
     pub(super) gate: GateFit,
     pub(super) queries: QuerySums,
     pub(super) slots: SlotDemand,
@@ -57,22 +56,15 @@ impl LayerImportance {
         self.inputs.extend(spans.iter().map(|span| (span.index, of(span))));
     }
 
-    pub(super) fn counting_from(self, position: usize) -> Self {
-        Self { counts_from: position, ..self }
-    }
-
     /// Drops what was recorded of the entries of a batch.
     pub(super) fn forget_entries(&mut self) {
         self.sums = None;
         self.inputs.clear();
     }
 
-    /// Adds what a chunk's queries give to the entries before it.
-    ///
-    /// # Shapes
-    /// `(B, G, ·)`, page by page.
+    /// Adds what a chunk's queries give to the entries before it, page by page `(B, G, ·)`.
     pub(super) fn add(&mut self, cache: &LayerCache, span: &ChunkSpan, given: impl Iterator<Item = Tensor>) {
-        let sums = self.sums.get_or_insert_with(|| cache.zero_sums(2));
+        let sums = self.sums.get_or_insert_with(|| cache.zeros(2, Kind::Float));
         let older = cache.region(span);
         if older == 0 {
             return;
@@ -92,7 +84,7 @@ impl LayerImportance {
 
     /// Goes back to before a chunk was written: of its entries all is known now.
     pub(super) fn unwind(&mut self, span: &ChunkSpan, undo: &Undo, placement: &Placement) {
-        let own = self.sums.as_mut().map(|sums| placement.unplace(&undo.unwind_sums(sums)));
+        let own = self.sums.as_ref().map(|sums| placement.unplace(&undo.unwind_sums(sums)));
         if let Some((x_bne, own_bgn2)) = self.inputs.remove(&span.index).zip(own) {
             self.gate.add(&x_bne, &own_bgn2, span.start);
         }

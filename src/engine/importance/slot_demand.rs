@@ -19,10 +19,7 @@ pub(in crate::engine) struct SlotDemand {
 }
 
 impl SlotDemand {
-    /// Counts the entries that stand before a chunk.
-    ///
-    /// # Shapes
-    /// `(B, G, P)` both; `is_held` is bool.
+    /// Counts the entries that stand before a chunk, `(B, G, P)`, in the slots that hold one.
     pub(super) fn count(&mut self, importance: &Tensor, is_held: &Tensor) {
         let held = importance.to_kind(Kind::Double).masked_select(is_held);
         let bin = ((held.log2() - MIN_LOG2) * BINS_PER_DOUBLING).clamp(0.0, BINS as f64 - 1.0).to_kind(Kind::Int64);
