@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use super::dtype::{DTYPES, GgufDtype, UNREAD};
+use super::dtype::{DTYPES, GgufDtype, NAMES};
 use crate::units::{Fault, FaultKind, abridged, quoted};
 
 pub(super) const MAGIC: [u8; 4] = *b"GGUF";
@@ -18,6 +18,7 @@ const MAX_DIMS: u32 = 4;
 /// A vocabulary has 262 144 tokens and 514 906 merges at most, of those that are known.
 const MAX_ITEMS: u64 = 1 << 22;
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
+pub(super) const ARCHITECTURE: &str = "general.architecture";
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum GgufValue {
@@ -114,7 +115,6 @@ impl<'a> Reader<'a> {
         Ok(count)
     }
 
-    /// The keys of a part of a file, and its tensors.
     pub(super) fn header(&mut self, part: usize) -> Result<(BTreeMap<String, GgufValue>, Vec<GgufRecord>), Fault> {
         let magic: [u8; 4] = self.array("the magic number")?;
         if magic != MAGIC {
@@ -245,8 +245,8 @@ impl<'a> Reader<'a> {
         let (id, offset) = (self.u32(&what)?, self.u64(&what)?);
         shape.reverse();
         let Some(dtype) = DTYPES.into_iter().find(|dtype| dtype.id == id) else {
-            let reason = match UNREAD.iter().find(|(number, _)| *number == id) {
-                Some((_, name)) => format!("has the type {name}, which is not read"),
+            let reason = match NAMES.split(' ').nth(id as usize).filter(|name| *name != "-") {
+                Some(name) => format!("has the type {name}, which is not read"),
                 None => format!("has the unknown type {id}"),
             };
             let known: Vec<&str> = DTYPES.iter().map(|dtype| dtype.name).collect();
