@@ -1,5 +1,4 @@
-//! What a run does where memory runs out: the same micro-batch once more with smaller cells and the same choices, if the recipe lets it,
-//! until nothing smaller is left.
+//! Where memory runs out, and the recipe lets it, a run makes the micro-batch again with ever smaller cells and the same choices.
 
 use std::ops::Range;
 
@@ -27,7 +26,6 @@ pub(super) struct OomFallback {
 }
 
 impl Engine {
-    /// How small its cells have become.
     pub(super) fn fallback(&self) -> OomFallback {
         let grad = self.settings().grad();
         OomFallback {
@@ -67,9 +65,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Loss and gradients of a batch. Where memory runs out, and the recipe says so, the batch is run again with smaller cells, which all
-    /// that follow have too. What was evicted the first time is evicted again: in chunks of other columns products round otherwise, so
-    /// that a policy might choose otherwise.
+    /// Loss and gradients of a batch; where memory runs out, with smaller cells, which all that follow have too. What was evicted the first
+    /// time is evicted again: in chunks of other columns products round otherwise, so that a policy might choose otherwise.
     pub fn gradients_that_fit(
         &mut self,
         model: &Model,
@@ -84,17 +81,14 @@ impl Engine {
             } else {
                 self.gradients(model, batch, context, observer)
             };
-            let error = match made {
-                Ok(made) => return Ok(made),
-                Err(error) => error,
-            };
+            let Err(error) = made else { return made };
             // A backward that was cut short has added to some parameters' gradients.
             model.parameters().iter().for_each(|(_, parameter)| drop(take_gradient(parameter)));
             if error.kind() != FaultKind::OutOfMemory || !retreats {
                 return Err(error);
             }
             let plan = self.settings().plan(batch, context.chunk_sizes)?;
-            let widest = plan.columns.iter().map(std::ops::Range::len).max().unwrap_or(1);
+            let widest = plan.columns.iter().map(Range::len).max().unwrap_or(1);
             let trained = model.first_trained_layer()..model.config().num_layers();
             let Some(smaller) = smaller(self.settings().grad(), widest, &trained) else { return Err(error) };
             let reason = error.to_string();
@@ -128,8 +122,7 @@ impl Engine {
     }
 }
 
-/// The next smaller tiling: without graphs that are kept, half as wide, then half as high, then with outputs
-/// of attention that are computed again, then with rounded layer checkpoints.
+/// The next smaller tiling: without kept graphs, half as wide, half as high, with attention computed again, or with rounded layer checkpoints.
 fn smaller(grad: &GradRecipe, widest: usize, trained: &Range<usize>) -> Option<GradRecipe> {
     let layers = grad.layers_per_cell.min(trained.len());
     let mut smaller = grad.clone();
