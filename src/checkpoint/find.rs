@@ -170,7 +170,7 @@ fn step_hint(dir: &Path) -> Option<u64> {
     }
 }
 
-/// Of checkpoints of one step `final` goes first, as it tells that the run has ended, and `best` last, as the save due then may be missing.
+/// Among checkpoints of one step `final` goes first, as it tells that the run has ended, and `best` last, as the save due then may be missing.
 fn rank(dir: &Path) -> u8 {
     match dir.file_name().and_then(|name| name.to_str()) {
         Some(FINAL) => 0,
