@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::dtype::GgufDtype;
-use super::header::{ARCHITECTURE, GgufRecord, GgufValue, Reader, wrong};
+use super::header::{ARCHITECTURE, GgufRecord, GgufStored, GgufValue, Reader, wrong};
 use crate::files::tensors::TensorView;
 use crate::files::{FileKind, Stamp, io_fault, is_there, map_file};
 use crate::native::{FileMap, locked};
@@ -25,7 +25,7 @@ static LAST: Mutex<Option<(Vec<Option<Stamp>>, GgufFile)>> = Mutex::new(None);
 struct GgufPart {
     path: PathBuf,
     map: Arc<FileMap>,
-    keys: BTreeMap<String, GgufValue>,
+    keys: GgufStored,
 }
 
 impl GgufFile {
@@ -113,8 +113,12 @@ impl GgufFile {
         &self.parts[0].path
     }
 
-    pub(super) fn first_part(&self) -> &[u8] {
-        self.parts[0].map.bytes()
+    /// Those of the keys that are kept, with their values, as they lie in the file.
+    pub(super) fn stored_keys(&self, is_kept: impl Fn(&str) -> bool) -> Vec<&[u8]> {
+        let GgufPart { map, keys, .. } = &self.parts[0];
+        let mut places: Vec<_> = keys.iter().filter(|(key, _)| is_kept(key)).map(|(_, (_, place))| place.clone()).collect();
+        places.sort_by_key(|place| place.start);
+        places.into_iter().map(|place| &map.bytes()[place]).collect()
     }
 
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
@@ -238,13 +242,13 @@ impl GgufPart {
 
     fn named(&self, key: &str) -> String {
         match self.keys.get(ARCHITECTURE) {
-            Some(GgufValue::Text(architecture)) if key.starts_with('.') => format!("{architecture}{key}"),
+            Some((GgufValue::Text(architecture), _)) if key.starts_with('.') => format!("{architecture}{key}"),
             _ => key.to_owned(),
         }
     }
 
     fn key(&self, key: &str) -> Option<&GgufValue> {
-        self.keys.get(&self.named(key))
+        self.keys.get(&self.named(key)).map(|(value, _)| value)
     }
 
     /// What `read` makes of a key, if it is there.

@@ -59,6 +59,9 @@ pub(super) struct GgufRecord {
     pub(super) bytes: Range<usize>,
 }
 
+/// Values by their keys, and where both lie in the file.
+pub(super) type GgufStored = BTreeMap<String, (GgufValue, Range<usize>)>;
+
 /// Reads a header from the front; nothing is allocated that the bytes that are left could not fill.
 pub(super) struct Reader<'a> {
     pub(super) path: &'a Path,
@@ -115,7 +118,7 @@ impl<'a> Reader<'a> {
         Ok(count)
     }
 
-    pub(super) fn header(&mut self, part: usize) -> Result<(BTreeMap<String, GgufValue>, Vec<GgufRecord>), Fault> {
+    pub(super) fn header(&mut self, part: usize) -> Result<(GgufStored, Vec<GgufRecord>), Fault> {
         let magic: [u8; 4] = self.array("the magic number")?;
         if magic != MAGIC {
             return Err(self.wrong("it does not begin with `GGUF`"));
@@ -131,13 +134,13 @@ impl<'a> Reader<'a> {
         let num_keys = self.records(MIN_KEY_BYTES, "key count")?;
         let mut keys = BTreeMap::new();
         for _ in 0..num_keys {
-            let name = self.key_name()?;
+            let (from, name) = (self.at, self.key_name()?);
             let value = self.value(&name)?;
-            if keys.insert(name.clone(), value).is_some() {
+            if keys.insert(name.clone(), (value, from..self.at)).is_some() {
                 return Err(self.wrong(&format!("it has the key `{name}` twice")));
             }
         }
-        let alignment = match keys.get("general.alignment") {
+        let alignment = match keys.get("general.alignment").map(|(value, _)| value) {
             None => DEFAULT_ALIGNMENT,
             Some(GgufValue::Integer(value)) if let Some(found) = u32::try_from(*value).ok().filter(|n| n.is_power_of_two()) => {
                 u64::from(found)
@@ -151,19 +154,6 @@ impl<'a> Reader<'a> {
         let start = (self.at as u64).next_multiple_of(alignment);
         self.place(&mut records, start, part)?;
         Ok((keys, records))
-    }
-
-    /// Where each key lies with its value, in the order of the file.
-    pub(super) fn key_ranges(&mut self) -> Result<Vec<(String, Range<usize>)>, Fault> {
-        self.take((MAGIC.len() + 4 + 8) as u64, "the header")?;
-        let num_keys = self.records(MIN_KEY_BYTES, "key count")?;
-        let mut ranges = Vec::new();
-        for _ in 0..num_keys {
-            let (from, name) = (self.at, self.key_name()?);
-            self.value(&name)?;
-            ranges.push((name, from..self.at));
-        }
-        Ok(ranges)
     }
 
     fn key_name(&mut self) -> Result<String, Fault> {

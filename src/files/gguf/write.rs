@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::dtype::GgufDtype;
 use super::file::GgufFile;
-use super::header::{ARCHITECTURE, DEFAULT_ALIGNMENT, MAGIC, Reader};
+use super::header::{ARCHITECTURE, DEFAULT_ALIGNMENT, MAGIC};
 use crate::files::atomic::write_atomic_with;
 use crate::files::tensors::TensorHead;
 use crate::units::{Bytes, Fault};
@@ -100,11 +100,8 @@ pub fn write_gguf(
 impl GgufFile {
     /// The keys of a file like it most of whose matrices are of the type `dtype`; its chat template may be another one.
     pub fn keys_in(&self, dtype: GgufDtype, template: Option<&str>) -> Result<GgufKeys, Fault> {
-        let first = self.first_part();
-        let mut found = Reader { path: self.path(), bytes: first, at: 0 }.key_ranges()?;
-        found.retain(|(key, _)| !is_own(key, template.is_some()));
-        let count = found.len() as u64;
-        let bytes = found.into_iter().flat_map(|(_, range)| &first[range]).copied().collect();
+        let stored = self.stored_keys(|key| !is_own(key, template.is_some()));
+        let (count, bytes) = (stored.len() as u64, stored.concat());
         let alignment = self.count("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT as usize);
         let mut keys = GgufKeys { count, bytes, alignment };
         keys.push(FILE_TYPE, U32, &dtype.file_type().to_le_bytes());
