@@ -57,11 +57,7 @@ impl Engine {
         grad.chunks_per_cell = Some(further.chunks_per_cell).filter(|&chunks| chunks < usize::MAX);
         grad.keep_graph = KeepGraph::of(further.kept_graphs);
         observer.note(&format!("another rank is out of memory: all steps that follow with {}", grad.tiling()));
-        self.retile_as(model, &grad)
-    }
-
-    fn retile_as(&mut self, model: &Model, grad: &GradRecipe) -> Result<(), Fault> {
-        self.retile(Settings::new(model.config(), self.settings().kv_cache(), grad)?);
+        self.retile(Settings::new(model.config(), self.settings().kv_cache(), &grad)?);
         Ok(())
     }
 
@@ -94,7 +90,7 @@ impl Engine {
             let reason = error.to_string();
             let reason = reason.lines().next().unwrap_or_default().trim_start_matches("out of memory: ");
             observer.note(&format!("out of memory ({reason}): this step again, and all that follow, with {}", smaller.tiling()));
-            self.retile_as(model, &smaller)?;
+            self.retile(Settings::new(model.config(), self.settings().kv_cache(), &smaller)?);
             // Copies that nobody waited for keep what they were to fill: memory of the cell that failed.
             guarded(|| {
                 copier_of(model.device()).drain();
@@ -162,7 +158,8 @@ mod tests {
 
     fn tiled(case: &Case, model: &Model, on_out_of_memory: OnOutOfMemory) -> Engine {
         let (mut engine, grad) = (support::engine(case, model), support::recipes(case).1);
-        engine.retile_as(model, &GradRecipe { on_out_of_memory, ..grad }).unwrap();
+        let grad = GradRecipe { on_out_of_memory, ..grad };
+        engine.retile(Settings::new(model.config(), engine.settings().kv_cache(), &grad).unwrap());
         engine
     }
 
