@@ -113,7 +113,7 @@ impl GgufFile {
         &self.parts[0].path
     }
 
-    /// Those of the keys that are kept, with their values, as they lie in the file.
+    /// The keys that are kept, with their values, as they lie in the file.
     pub(super) fn stored_keys(&self, is_kept: impl Fn(&str) -> bool) -> Vec<&[u8]> {
         let GgufPart { map, keys, .. } = &self.parts[0];
         let mut places: Vec<_> = keys.iter().filter(|(key, _)| is_kept(key)).map(|(_, (_, place))| place.clone()).collect();
