@@ -28,7 +28,7 @@ fn written(recipe: &Recipe, dir: &Path) -> (Model, PolicyFile) {
     }
     let trial = PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad).unwrap();
     let file = PolicyFile::record(recipe, &model, "hash", &trial).unwrap();
-    std::fs::write(dir.join(KV_POLICY), file.to_json()).unwrap();
+    std::fs::write(dir.join(KV_POLICY), kvtune::files::to_json(&file)).unwrap();
     (model, file)
 }
 

@@ -9,8 +9,7 @@ use super::find::{ASIDE, candidates, is_damage};
 use crate::files::{self, disk, io_fault};
 use crate::units::Fault;
 
-/// Gives the damaged checkpoints of `run` that are newer than the one that was found another name. Returns each with its new place; one
-/// of another format stays where it is.
+/// Gives the damaged checkpoints of `run` newer than the one that was found another name, but for other formats. Returns each with its new place.
 pub fn set_aside(run: &Path, found: &NewestCheckpoint) -> Result<Vec<(PathBuf, PathBuf)>, Fault> {
     let mut moved = Vec::new();
     for (dir, _) in found.skipped.iter().filter(|(_, why)| is_damage(why)) {
@@ -57,12 +56,6 @@ pub fn abandon(run: &Path, from: &str, step: u64) -> Result<Option<PathBuf>, Fau
 
 /// The first of these places at which nothing stands.
 fn free_place(numbered: impl Fn(u64) -> PathBuf) -> PathBuf {
-    let mut number = 1u64;
-    loop {
-        let place = numbered(number);
-        if place.symlink_metadata().is_err() {
-            return place;
-        }
-        number += 1;
-    }
+    // Numbers do not run out.
+    (1..=u64::MAX).map(numbered).find(|place| place.symlink_metadata().is_err()).unwrap_or_default()
 }

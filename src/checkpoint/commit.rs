@@ -1,12 +1,12 @@
 //! A checkpoint comes into being: written beside its place, made durable, renamed, read again, and only then do others go.
 
+use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
 use tch::Tensor;
 
 use super::find::{remove_unread, saved_in};
 use super::manifest::{self, Manifest};
-use super::retention::superseded;
 use super::state::{OPTIMIZER, STATE};
 use super::{SaveKind, TrainState};
 use crate::files::{self, DirLock, FileKind, TensorHead, disk, failpoint, io_fault};
@@ -39,17 +39,14 @@ impl OptimizerTensors for Vec<(String, Tensor)> {
 pub struct Snapshot<'a> {
     /// The model, of which what is trained is saved: its adapter, or all weights as a model directory.
     pub model: &'a Model,
-    /// Name or path of the model that an adapter belongs to.
     pub base_model: &'a str,
     /// The optimiser's tensors, which all but the last checkpoint keep.
     pub optimizer: &'a dyn OptimizerTensors,
-    /// Further files, by their names.
     pub beside: &'a [(String, Vec<u8>)],
     pub state: &'a TrainState,
 }
 
-/// Writes a checkpoint into `run` and removes the intermediate ones beyond the last `keep_intermediate`. A save that fails
-/// leaves all earlier checkpoints as they were.
+/// Writes a checkpoint into `run` and removes intermediate ones as [`retain`] does. A save that fails leaves all earlier ones as they were.
 pub fn save(run: &Path, snapshot: &Snapshot<'_>, keep_intermediate: usize) -> Result<PathBuf, Fault> {
     let place = run.join(snapshot.state.directory());
     let replaced = files::put_dir(&place, |staged| stage(staged, snapshot))?;
@@ -111,8 +108,7 @@ fn estimate(model: &Model, state: &[TensorHead]) -> Bytes {
     Bytes(bytes + bytes / 10 + (1 << 16))
 }
 
-/// Removes the intermediate checkpoints beyond the last `keep_intermediate`, when a newer one is known to be good. One that is being read
-/// stays until the next time.
+/// Removes the intermediate checkpoints beyond the last `keep_intermediate` that nobody reads, when a newer one is known to be good.
 pub fn retain(run: &Path, keep_intermediate: usize) -> Result<(), Fault> {
     for (dir, _) in superseded(saved_in(run), keep_intermediate) {
         let Some(_lock) = DirLock::for_removal(&dir)? else { continue };
@@ -122,6 +118,14 @@ pub fn retain(run: &Path, keep_intermediate: usize) -> Result<(), Fault> {
         disk::remove_tree("checkpoint", &abandoned).map_err(io_fault("remove", &abandoned))?;
     }
     Ok(())
+}
+
+/// The intermediate saves beyond the last `keep`. Regular ones, best and final stay; so does the newest of all.
+fn superseded(mut saved: Vec<(PathBuf, TrainState)>, keep: usize) -> impl Iterator<Item = (PathBuf, TrainState)> {
+    let newest = saved.iter().map(|(_, state)| state.step).max();
+    saved.retain(|(_, state)| state.kind == SaveKind::Intermediate);
+    saved.sort_by_key(|(_, state)| Reverse(state.step));
+    saved.into_iter().skip(keep).filter(move |(_, state)| Some(state.step) != newest)
 }
 
 #[cfg(test)]
@@ -303,6 +307,26 @@ mod tests {
     fn whole_steps(run: &Path) -> Vec<u64> {
         let dirs = names(run).into_iter().filter(|name| !name.contains('.') && name != LATEST).map(|name| run.join(name));
         dirs.filter_map(|dir| load(&dir).ok()).map(|(_, state)| state.step).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn the_newest_and_every_regular_one_stay(
+            steps in prop::collection::btree_map(1u64..40, any::<bool>(), 0..12), keep in 0usize..4,
+        ) {
+            let kind = |regular| if regular { SaveKind::Regular } else { SaveKind::Intermediate };
+            let one = |(&step, &regular): (&u64, &bool)| {
+                (PathBuf::new(), TrainState { step, kind: kind(regular), ..TrainState::default() })
+            };
+            let saved: Vec<(PathBuf, TrainState)> = steps.iter().map(one).collect();
+            let gone: Vec<_> = superseded(saved.clone(), keep).collect();
+            prop_assert!(gone.iter().all(|s| s.1.kind == SaveKind::Intermediate));
+            prop_assert!(gone.iter().all(|s| Some(s.1.step) != steps.keys().max().copied()));
+            let left = saved.iter().filter(|s| s.1.kind == SaveKind::Intermediate && !gone.contains(s)).count();
+            prop_assert!(left <= keep.max(1));
+            let oldest_left = saved.iter().filter(|s| s.1.kind == SaveKind::Intermediate && !gone.contains(s)).map(|s| s.1.step).min();
+            prop_assert!(gone.iter().all(|s| oldest_left.is_none_or(|oldest| s.1.step < oldest)));
+        }
     }
 
     proptest! {

@@ -58,8 +58,7 @@ pub fn load_optimizer(dir: &Path) -> Result<Vec<(String, Tensor)>, Fault> {
     tensors(&place)
 }
 
-/// Which weights a directory holds: those of an adapter, whoever saved it, or all, as a checkpoint of a run; `None` where it is
-/// neither.
+/// Which weights a directory holds: those of an adapter, whoever saved it, or all, as a checkpoint of a run; `None` for another one.
 pub fn holds(dir: &Path) -> Option<Weights> {
     if dir.join(ADAPTER_CONFIG).exists() {
         return Some(Weights::Adapter);
@@ -171,8 +170,7 @@ fn step_hint(dir: &Path) -> Option<u64> {
     }
 }
 
-/// Checkpoints of one step are the same state. `final` goes first, because it tells that the run has ended, and `best` last, because the
-/// save that was due at its step may be missing.
+/// Among checkpoints of one step `final` goes first, as it tells that the run has ended, and `best` last, as the save due then may be missing.
 fn rank(dir: &Path) -> u8 {
     match dir.file_name().and_then(|name| name.to_str()) {
         Some(FINAL) => 0,
@@ -199,17 +197,12 @@ pub(super) fn verified_state(dir: &Path) -> Result<TrainState, Fault> {
         manifest.require(OPTIMIZER, dir)?;
     }
     let name = dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    match state.contradiction(name) {
-        Some(what) => {
-            let message = format!("`{}` can't be what this run has saved: {what}", dir.join(STATE).display());
-            Err(Fault::data(message, "restore what was changed, or move this checkpoint out of the run and go on from another"))
-        }
-        None => Ok(state),
-    }
+    let Some(what) = state.contradiction(name) else { return Ok(state) };
+    let message = format!("`{}` can't be what this run has saved: {what}", dir.join(STATE).display());
+    Err(Fault::data(message, "restore what was changed, or move this checkpoint out of the run and go on from another"))
 }
 
-/// Whether a checkpoint is not as it was written, so that the one before it is to be taken. What can't be judged is no damage: a file that may
-/// not be opened may be whole.
+/// Whether a checkpoint is not as it was written. What can't be judged is no damage: a file that may not be opened may be whole.
 pub(super) fn is_damage(error: &Fault) -> bool {
     matches!(error.kind(), FaultKind::Damaged | FaultKind::NotRegular | FaultKind::ForeignLink)
 }

@@ -8,9 +8,8 @@ use serde::Serialize;
 use super::find::verified_state;
 use super::{TrainState, names, state_of};
 use crate::files::io_fault;
-use crate::units::{Bytes, Fault};
+use crate::units::Fault;
 
-/// A checkpoint, as far as it can be read.
 #[derive(Clone, Debug, Serialize)]
 pub struct CheckpointListing {
     pub name: String,
@@ -33,12 +32,10 @@ pub fn list(run: &Path) -> Result<Vec<CheckpointListing>, Fault> {
 
 /// One checkpoint: every file of it is read.
 pub fn look(dir: &Path) -> Result<CheckpointListing, Fault> {
-    let mut bytes = Bytes(0);
-    for entry in fs::read_dir(dir).map_err(io_fault("read", dir))?.flatten() {
-        bytes += Bytes(entry.metadata().map_or(0, |found| found.len()));
-    }
+    let entries = fs::read_dir(dir).map_err(io_fault("read", dir))?.flatten();
+    let bytes = entries.map(|entry| entry.metadata().map_or(0, |found| found.len())).sum();
     let state = state_of(dir).ok().flatten();
     let damage = verified_state(dir).err().map(|error| error.to_string());
     let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(CheckpointListing { name, step: state.as_ref().map(|state| state.step), state, bytes: bytes.0, damage })
+    Ok(CheckpointListing { name, step: state.as_ref().map(|state| state.step), state, bytes, damage })
 }

@@ -25,7 +25,6 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
     pub size: u64,
-    /// BLAKE3 of the content, in hex.
     pub blake3: String,
 }
 
@@ -81,8 +80,7 @@ impl Manifest {
         Err(damaged(&dir.join(NAME), &format!("it does not list `{name}`")))
     }
 
-    /// Fails where it leaves out what every checkpoint must have, or a file that lies in the directory and would be read. Other programs may
-    /// put pages of their own beside.
+    /// Fails where it leaves out what every checkpoint has, or a file that would be read. Other programs may put pages of their own beside.
     fn require_all(&self, dir: &Path) -> Result<(), Fault> {
         let weights = if self.files.contains_key(MODEL_TENSORS) { MODEL_TENSORS } else { ADAPTER_TENSORS };
         let config = (weights == ADAPTER_TENSORS).then_some(ADAPTER_CONFIG);

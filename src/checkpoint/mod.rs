@@ -9,7 +9,6 @@ mod commit;
 mod find;
 mod list;
 mod manifest;
-mod retention;
 mod state;
 
 pub use aside::{abandon, set_aside};

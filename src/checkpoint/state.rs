@@ -1,6 +1,6 @@
 //! What a run knows of itself at a step, beside its tensors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -32,7 +32,6 @@ pub enum SaveKind {
     Regular,
     /// At the interval of intermediate saves: only the last few stay.
     Intermediate,
-    /// The best validation so far.
     Best,
     /// The end of the run: what others load, without the optimiser's tensors.
     Final,
@@ -67,7 +66,6 @@ pub struct TrainState {
     pub seed: u64,
     pub kind: SaveKind,
     pub best: Option<Best>,
-    /// Fingerprint of the model directory.
     pub model_hash: String,
     /// Hash of the training file's content: the data position is one in this file.
     pub data_hash: String,
@@ -77,8 +75,8 @@ pub struct TrainState {
     #[serde(default)]
     pub samples: Option<SampleCounts>,
     /// Steps, counted from 1, that were left out as they came to nothing finite.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub skipped_steps: Vec<u64>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub skipped_steps: BTreeSet<u64>,
     /// Whether the validation after this step was given up, and is still to be made.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub owes_validation: bool,

@@ -16,7 +16,7 @@ use super::chat::ChatNotes;
 use super::faults;
 use super::sample_place::{LineOrRecord, SamplePlace};
 use super::token_file::{About, TokenFile};
-use crate::files::{self, Scratch, Stamp};
+use crate::files::{self, FileKind, Scratch, Stamp};
 use crate::native::{FileMap, arrow_buffer};
 use crate::units::{Fault, abridged};
 
@@ -173,7 +173,7 @@ fn in_full(error: &Fault) -> String {
 /// What lies in a place, if it was made of what a record says as far as sizes and settings go. What is missing, damaged or of another version is as
 /// good as none.
 fn stored(place: &Path, expected: &TokenRecord) -> Result<Tokens, String> {
-    let tokens = read_mapped(&files::map_file(place).map_err(|error| in_full(&error))?)?;
+    let tokens = read_mapped(&files::map_file(place, FileKind::Data).map_err(|error| in_full(&error))?)?;
     let TokenRecord { version, sizes, settings, counts, .. } = &tokens.record;
     if (*version, settings, sizes) != (VERSION, &expected.settings, &expected.sizes) {
         return Err(format!("`{}` was made of something else", place.display()));
@@ -213,7 +213,7 @@ fn in_temporary_file(write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>) ->
     match written {
         Err(error) => of_place(error).map(|_| None),
         // Its name goes here; the file stays as long as it is mapped.
-        Ok(()) => Ok(files::map_file(scratch.path()).ok().and_then(|map| read_mapped(&map).ok())),
+        Ok(()) => Ok(files::map_file(scratch.path(), FileKind::Data).ok().and_then(|map| read_mapped(&map).ok())),
     }
 }
 

@@ -73,7 +73,6 @@ impl AnswerFile {
         &self.path
     }
 
-    /// Rows of it that were taken.
     pub fn taken(&self) -> usize {
         self.taken
     }

@@ -12,7 +12,6 @@ use crate::generation::{Finish, GenerationEvent, GenerationRules, Generator, Req
 use crate::metrics::Metric;
 use crate::units::Fault;
 
-/// How answers are generated and scored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AnswerSpec {
     pub rules: GenerationRules,
@@ -171,13 +170,9 @@ fn scored(done: Pending, spec: &AnswerSpec) -> Result<ScoredAnswer, Fault> {
         // What the prompt has begun belongs to the reply in which the choice is looked for.
         let reply = if metric == Metric::LongBenchV2 { format!("{}{text}", question.reply_prefix) } else { text.clone() };
         let failed = |error| {
-            let sample = question.sample;
-            let why = "can't be scored: its reference is not what the metric needs";
-            Fault::data(
-                format!("the answer to sample {sample} (counted from 0) {why}"),
-                "leave the metric out, or choose samples that it is made for",
-            )
-            .caused_by(error)
+            let (sample, why) = (question.sample, "can't be scored: its reference is not what the metric needs");
+            let message = format!("the answer to sample {sample} (counted from 0) {why}");
+            Fault::data(message, "leave the metric out, or choose samples that it is made for").caused_by(error)
         };
         let score = metric.score(&reply, &question.references).map_err(failed)?;
         scores.insert(metric.name().to_owned(), score);

@@ -20,7 +20,6 @@ pub struct Score {
     pub targets: usize,
     /// Mean cross-entropy, nats per target.
     pub loss: f64,
-    /// The exponential of the loss.
     pub perplexity: f64,
     /// Share of targets that had the largest score of all choices.
     pub accuracy: f64,
@@ -35,7 +34,6 @@ pub struct Bucket {
     pub score: Score,
 }
 
-/// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Scores {
     pub overall: Score,
@@ -49,13 +47,11 @@ pub struct Scores {
     pub longbench_v2: Option<LongBenchV2>,
 }
 
-/// What came of a sample.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampleLoss {
     /// Index of the sample in its file, counted from 0.
     pub sample: u64,
     pub tokens: usize,
-    /// Whether its target is a class.
     pub has_class: bool,
     pub loss: SequenceLoss,
     /// The cross-entropy of each target, in their order; empty where they are not kept.
@@ -92,7 +88,6 @@ pub struct DatasetRun<'a> {
     pub dataset: &'a Dataset,
     /// Samples that run together, as [`batches`] has them.
     pub batches: &'a [Vec<usize>],
-    /// The ranks that share them.
     pub world: &'a ProcessGroup,
 }
 

@@ -20,8 +20,7 @@ struct ClassesOfSample {
 }
 
 impl TokenClasses {
-    /// Reads JSON lines `{"sample": 3, "classes": {"far": [0, 17]}}`: samples by their index in the data file, targets by their rank among
-    /// those of the sample, from 0.
+    /// Reads JSON lines `{"sample": 3, "classes": {"far": [0, 17]}}`: indices of samples in the data file, and of targets in the sample, from 0.
     pub fn read(path: &Path) -> Result<Self, Fault> {
         let text = files::read_text(path, FileKind::Lines)?;
         let mut classes = BTreeMap::new();

@@ -22,7 +22,6 @@ pub fn card_of_run(trained: &Trained<'_>, recipe: &Recipe, hash: &str) -> String
     card(trained, &Usage::of(target, recipe.head.num_classes(), base), base, hash)
 }
 
-/// The card's text; the base lies in `base`.
 pub(super) fn card(trained: &Trained<'_>, usage: &Usage, base: &Path, hash: &str) -> String {
     let is_model = usage.target.is_whole();
     let adapter = trained.recipe.and_then(|recipe| recipe.lora.as_ref()).map_or("LoRA", LoraRecipe::kind);

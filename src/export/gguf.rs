@@ -31,10 +31,7 @@ pub(super) struct GgufUsage {
 }
 
 impl GgufUsage {
-    /// For a base in `base`; none where `target` is another form.
-    ///
-    /// # Errors
-    /// The export cannot be a GGUF file.
+    /// For a base in `base`; none where `target` is another form. Fails where the export cannot be a GGUF file.
     pub(super) fn of(
         trained: &Trained<'_>,
         target: ExportTarget,
@@ -82,8 +79,7 @@ impl GgufUsage {
         format!("{convert}llama-cli -m {model} -c {longest}{template}")
     }
 
-    /// What Ollama makes a model of (its `docs/modelfile.mdx`); none for llama.cpp. Ollama cuts longer texts, and by default at a length that
-    /// depends on the GPU's memory.
+    /// What Ollama makes a model of (its `docs/modelfile.mdx`). It cuts longer texts, by default at a length by the GPU's memory.
     pub(super) fn modelfile(&self) -> Option<String> {
         if !self.for_ollama {
             return None;

@@ -52,7 +52,6 @@ pub struct PolicyFile {
     pub rope: Vec<Option<RopeSpec>>,
     /// What the recipe had in place of the model's own scaling.
     pub rope_scaling: Option<Value>,
-    /// Hash of the base model's directory.
     pub base_hash: String,
     /// What an implementation is tested with.
     pub conformance: RecordedTrial,
@@ -89,10 +88,6 @@ impl PolicyFile {
             base_hash: base_hash.into(),
             conformance: trial.record(model, recipe.model.dtype.name())?,
         })
-    }
-
-    pub fn to_json(&self) -> Vec<u8> {
-        files::to_json(self)
     }
 
     /// Reads the file of a checkpoint or an export, if it has one.
@@ -154,8 +149,7 @@ impl PolicyFile {
         })
     }
 
-    /// What a recipe would say of the model in `model_dir`, of its cache and of what is scaled, in the dtype of the recording; with further
-    /// overrides as behind `--set`. The file lies in `dir`.
+    /// What a recipe would say of the model in `model_dir`, in the dtype of the recording, and of its cache; with overrides as behind `--set`.
     pub fn to_recipe(&self, dir: &Path, model_dir: &Path, overrides: &[String]) -> Result<Recipe, Fault> {
         let path = dir.join(KV_POLICY);
         let wrong = |key, found: String| unfit(&path, key, &found, "as in a recipe");

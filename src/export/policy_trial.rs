@@ -10,8 +10,7 @@ use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, Storage};
 use crate::units::Fault;
 use crate::verify::departures;
 
-/// For each layer, KV head and token: the first query that does not see the token any more, `null` where it stays. A layer with a sliding window,
-/// which has no policy, has no heads.
+/// For each layer, KV head and token: the first query that does not see the token any more, `null` where it stays. Layers with windows have no heads.
 pub(super) type Departures = Vec<Vec<Vec<Option<usize>>>>;
 
 /// The test as the file has it.
@@ -24,12 +23,10 @@ pub struct RecordedTrial {
     /// Slots of each layer's cache at most: smaller than in training, so that a short prompt evicts.
     pub cache_length: usize,
     pub chunk_size: usize,
-    /// In which everything was computed.
     pub dtype: String,
     pub left: Departures,
 }
 
-/// A cache and a prompt to try it with.
 pub struct PolicyTrial {
     engine: Engine,
     batch: Batch,

@@ -7,7 +7,6 @@ use crate::files::{self, GgufDtype};
 use crate::recipe::{Recipe, Weights};
 use crate::report::metrics::StepMetrics;
 
-/// Whom an export is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExportTarget {
     /// PEFT, and what reads all that it writes.
@@ -58,7 +57,6 @@ impl CacheResult {
     }
 }
 
-/// What is exported, and what is known of it.
 #[derive(Debug)]
 pub struct Trained<'a> {
     pub checkpoint: &'a Path,

@@ -51,21 +51,20 @@ pub fn export(
         }
         // A whole GGUF model has it inside.
         let is_inside = matches!(target, ExportTarget::Gguf { whole: Some(_), .. });
-        if let Some(template) = trained.chat_template.as_ref().filter(|_| !is_inside) {
-            files::write_atomic(&staged.join(CHAT_TEMPLATE), template.as_bytes())?;
-        }
-        if let Some(modelfile) = parts.usage.gguf.as_ref().and_then(GgufUsage::modelfile) {
-            files::write_atomic(&staged.join(MODELFILE), modelfile.as_bytes())?;
+        let template = trained.chat_template.clone().filter(|_| !is_inside);
+        let modelfile = parts.usage.gguf.as_ref().and_then(GgufUsage::modelfile);
+        let card = card(trained, &parts.usage, &parts.base, &parts.hash);
+        for (name, text) in [(CHAT_TEMPLATE, template), (MODELFILE, modelfile), (CARD, Some(card))] {
+            text.map_or(Ok(()), |text| files::write_atomic(&staged.join(name), text.as_bytes()))?;
         }
         if let Some(policy) = &parts.policy {
-            files::write_atomic(&staged.join(KV_POLICY), &policy.to_json())?;
+            files::write_atomic(&staged.join(KV_POLICY), &files::to_json(policy))?;
         }
         if Gates::are_in(trained.checkpoint) {
             let gates = load_tensors(&TensorFile::open(&trained.checkpoint.join(GATE_TENSORS))?)?;
             save_tensors(&staged.join(GATE_TENSORS), &gates, &pt_metadata())?;
         }
-        let card = card(trained, &parts.usage, &parts.base, &parts.hash);
-        files::write_atomic(&staged.join(CARD), card.as_bytes())
+        Ok(())
     })?;
     let lines = parts.usage.lines(&base_model, &out.display().to_string()).into_iter();
     let usage = lines.map(|(_, lines)| format!("\n{lines}\n")).collect::<Vec<_>>().concat();

@@ -116,9 +116,10 @@ fn is_special(found: &fs::Metadata) -> bool {
 }
 
 fn write_new(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
-    let file = DiskFile::open("file", path, OpenOptions::new().write(true).create_new(true)).map_err(io_fault("create", path))?;
-    let file = fill_buffered(file.synced_after_each(SLICE), path, fill)?;
-    file.sync().map_err(io_fault("sync", path))
+    let open = DiskFile::open("file", path, OpenOptions::new().write(true).create_new(true));
+    let mut file = open.map_err(io_fault("create", path))?;
+    file.slice = SLICE;
+    fill_buffered(file, path, fill)?.sync().map_err(io_fault("sync", path))
 }
 
 fn fill_buffered<W: Write>(file: W, path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<W, Fault> {
@@ -142,9 +143,7 @@ pub fn put_dir(place: &Path, fill: impl FnOnce(&Path) -> Result<(), Fault>) -> R
     })
 }
 
-/// Puts the directory `staged` in the place of `target`, atomically; the new name is durable after [`sync_dir`] of the parent.
-///
-/// Returns where the directory now lies that stood there before, if one did. Both must have the same parent.
+/// Puts the directory `staged` in the place of `target` beside it, atomically; returns where the one now lies that stood there before.
 pub fn replace_dir(staged: &Path, target: &Path) -> Result<Option<PathBuf>, Fault> {
     let failed = io_fault("rename to", target);
     if target.symlink_metadata().is_err() {
@@ -190,8 +189,7 @@ pub fn refuse_symlink(dir: &Path) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Refuses what leads out of `dir` to something of another name: a stranger's directory must not have what is the user's copied. The blobs of
-/// Hugging Face's cache belong to its snapshots.
+/// Refuses what leads out of `dir` to another name, but for blobs of Hugging Face's cache: no stranger's directory has what is the user's copied.
 pub(super) fn refuse_foreign_link(dir: &Path, path: &Path) -> Result<(), Fault> {
     // What can't be followed, its reader refuses.
     let (Ok(home), Ok(target)) = (dir.canonicalize(), path.canonicalize()) else { return Ok(()) };
@@ -228,8 +226,8 @@ mod tests {
     fn a_large_file_is_made_durable_slice_by_slice() {
         let dir = tempfile::tempdir().unwrap();
         let mut options = OpenOptions::new();
-        let file = DiskFile::open("file", &dir.path().join("x"), options.write(true).create_new(true)).unwrap();
-        let mut sliced = file.synced_after_each(10);
+        let mut sliced = DiskFile::open("file", &dir.path().join("x"), options.write(true).create_new(true)).unwrap();
+        sliced.slice = 10;
         let write = |bytes: &[u8]| with("file.sync=eio:1", || sliced.write_all(bytes));
         let ended = [&[0; 9][..], &[0; 1], &[0; 9], &[0; 30]].map(write).map(|(result, reached)| (result.is_ok(), reached));
         assert_eq!(ended, [(true, false), (false, true), (true, false), (false, true)]);

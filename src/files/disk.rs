@@ -27,8 +27,8 @@ pub struct DiskFile {
     whose: &'static str,
     number: u64,
     file: File,
-    /// Bytes after which what is written is made durable.
-    slice: usize,
+    /// Bytes, written one behind the other, after which they are made durable.
+    pub(super) slice: usize,
     unsynced: usize,
 }
 
@@ -41,18 +41,11 @@ impl DiskFile {
         Ok(Self { whose, number, file, slice: usize::MAX, unsynced: 0 })
     }
 
-    /// Has the file made durable after each so many bytes that are written one behind the other.
-    pub(super) fn synced_after_each(self, slice: usize) -> Self {
-        Self { slice, ..self }
-    }
-
-    /// The file, to be looked at or locked.
     pub fn as_file(&self) -> &File {
         &self.file
     }
 
-    /// Makes the content durable. Never again on the same file after a failure: the kernel may have dropped the pages, and the next one
-    /// would succeed.
+    /// Makes the content durable. Never again on the same file after a failure: the kernel may have dropped the pages, and say that all is well.
     pub fn sync(&self) -> io::Result<()> {
         recorded(self.whose, "sync", || self.file.sync_all(), || json!({ "op": "sync", "file": self.number }))
     }
@@ -86,8 +79,7 @@ impl DiskFile {
         attempt(self.whose, "read", || self.file.read_exact_at(bytes, offset))
     }
 
-    /// One call of the system. A failpoint strikes in the middle of the bytes, where it does most harm; a call that a signal interrupts has
-    /// written nothing.
+    /// One call of the system. A failpoint strikes in the middle of the bytes, where it does most harm, but a signal before the first.
     fn put(&self, bytes: &[u8], write: impl Fn(&[u8]) -> io::Result<usize>) -> io::Result<usize> {
         let Some(fault) = failpoint::reached(self.whose, "write")? else { return write(bytes) };
         if fault.interrupts() {
@@ -101,7 +93,9 @@ impl DiskFile {
 impl Write for DiskFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.put(bytes, |bytes| (&self.file).write(bytes))?;
-        record(self.whose, || json!({ "op": "write", "file": self.number, "bytes": as_text(&bytes[..written]) }));
+        // JSON holds a character for each byte.
+        let text = || bytes[..written].iter().copied().map(char::from).collect::<String>();
+        record(self.whose, || json!({ "op": "write", "file": self.number, "bytes": text() }));
         self.unsynced = self.unsynced.saturating_add(written);
         if self.unsynced >= self.slice {
             self.unsynced = 0;
@@ -113,11 +107,6 @@ impl Write for DiskFile {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
-}
-
-/// A character for each byte, as JSON can hold them.
-fn as_text(bytes: &[u8]) -> String {
-    bytes.iter().copied().map(char::from).collect()
 }
 
 /// Gives a file or a directory another name; a file that has it goes.

@@ -6,12 +6,9 @@ use std::path::{Path, PathBuf};
 use super::open::{FileKind, read_text};
 use crate::units::{Fault, abridged};
 
-/// What the Hub has where no revision is named.
-const MAIN: &str = "main";
-
 /// The directory of the model `name`, as `Qwen/Qwen2.5-0.5B`, at a branch, a tag or a commit; `None` where the cache has it not.
 pub fn hub_snapshot(name: &str, revision: Option<&str>) -> Option<PathBuf> {
-    let revision = revision.unwrap_or(MAIN);
+    let revision = revision.unwrap_or("main");
     let stays_inside = revision.split('/').all(|part| !part.is_empty() && !part.starts_with('.')) && !revision.contains('\0');
     let folder = cache()?.join(format!("models--{}", name.replace('/', "--")));
     if !is_hub_name(name) || !stays_inside {
@@ -25,10 +22,7 @@ pub fn hub_snapshot(name: &str, revision: Option<&str>) -> Option<PathBuf> {
     is_there.then_some(snapshot)
 }
 
-/// What was named on the command line: the directory itself, or one of the Hugging Face cache if there is no such directory.
-///
-/// # Errors
-/// Where the cache has the model not at the `revision`.
+/// What was named on the command line: a directory, or where there is none one of the Hugging Face cache, which must have the `revision`.
 pub fn model_dir(path: &Path, revision: Option<&str>) -> Result<PathBuf, Fault> {
     let Some(name) = path.to_str().filter(|name| !path.exists() && is_hub_name(name)) else { return Ok(path.to_owned()) };
     match (hub_snapshot(name, revision), revision) {
@@ -58,8 +52,7 @@ pub fn hub_name(dir: &Path) -> Option<String> {
     (!dir.exists() && begins_there && is_hub_name(&name)).then_some(name)
 }
 
-/// Whether a file behind all links is one of those that a snapshot of the cache, `snapshots/COMMIT`, points to: `blobs/HASH` of the
-/// same repository.
+/// Whether a file behind all links is one that a snapshot of the cache, `snapshots/COMMIT`, points to: `blobs/HASH` of the same repository.
 pub fn is_blob_of(snapshot: &Path, file: &Path) -> bool {
     let snapshots = snapshot.parent().filter(|above| above.ends_with("snapshots"));
     snapshots.and_then(Path::parent).is_some_and(|repository| file.parent() == Some(&repository.join("blobs")))

@@ -87,15 +87,6 @@ impl<'a> StrictJson<'a> {
         let each = RefCell::new(&mut hand_over as &mut dyn FnMut(Value) -> bool);
         parser.deserialize_seq(StrictJson { left, too_many, last_key, each: Some(&each) }).map(drop)
     }
-
-    fn note_key(self, key: &str) -> Result<(), String> {
-        let Some(last) = self.last_key else { return Ok(()) };
-        if key.len() > MAX_KEY {
-            return Err(format!("a key of {} bytes, `{}`", key.len(), quoted(key)));
-        }
-        key.clone_into(&mut last.borrow_mut());
-        Ok(())
-    }
 }
 
 impl<'de> DeserializeSeed<'de> for StrictJson<'_> {
@@ -159,7 +150,12 @@ impl<'de> Visitor<'de> for StrictJson<'_> {
             if fields.contains_key(&key) {
                 return Err(A::Error::custom(format!("the key `{}` stands twice", quoted(key))));
             }
-            self.note_key(&key).map_err(A::Error::custom)?;
+            if let Some(last) = self.last_key {
+                if key.len() > MAX_KEY {
+                    return Err(A::Error::custom(format!("a key of {} bytes, `{}`", key.len(), quoted(&key))));
+                }
+                key.clone_into(&mut last.borrow_mut());
+            }
             fields.insert(key, entries.next_value_seed(self)?);
         }
         Ok(if self.last_key.is_some() { Value::Null } else { Value::Object(fields) })

@@ -16,8 +16,7 @@ pub struct DirLock {
 }
 
 impl DirLock {
-    /// The file that the writer of a run directory locks. It stays: removed, it could be another file than the one that a second
-    /// process waits for.
+    /// The file that the writer of a run directory locks. It stays: removed, it could be another file than a second process waits for.
     pub const NAME: &str = ".lock";
 
     /// The exclusive right to write into an existing run directory; the error says who has it.

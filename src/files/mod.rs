@@ -10,7 +10,6 @@ mod hub;
 mod io_fault;
 mod json;
 mod lock;
-mod mapped;
 mod model_files;
 mod new_dir;
 mod open;
@@ -28,12 +27,11 @@ pub use hub::{cached_id, hub_name, hub_snapshot, is_blob_of, is_hub_name, model_
 pub use io_fault::{hint_of_io, io_fault};
 pub use json::{StrictJson, not_json, parse_json, read_json, read_json_as, to_json};
 pub use lock::{DirLock, lock_file};
-pub use mapped::{map_file, release_mapped};
 pub use model_files::{
     TEMPLATE_FOLDER, further_templates, has_of_model, is_model, lies_in, object_of_model, read_companion, read_of_model,
 };
 pub use new_dir::{put_new_dir, require_unused};
-pub use open::{FileKind, is_there, open_to_read, read_bytes, read_if_there, read_text};
+pub use open::{FileKind, is_there, map_file, open_to_read, read_bytes, read_if_there, read_text, release_mapped};
 pub use scratch::Scratch;
 pub use stamp::{Stamp, cache_folder, hash_large_file};
 pub use tensors::{Dtype, RawTensor, TensorFile, TensorHead, TensorView, write_tensors, write_tensors_streamed};
@@ -51,19 +49,19 @@ pub fn absolute(path: &Path) -> PathBuf {
 pub fn make_dir(path: &Path) -> Result<(), Fault> {
     let absolute = std::path::absolute(path).map_err(io_fault("make", path))?;
     // One that is too long as a whole would be made up to where it is.
-    match absolute.symlink_metadata() {
-        Err(error) if error.kind() == std::io::ErrorKind::InvalidFilename => return Err(io_fault("make", path)(error)),
-        _ => {}
+    if let Err(error) = absolute.symlink_metadata()
+        && error.kind() == std::io::ErrorKind::InvalidFilename
+    {
+        return Err(io_fault("make", path)(error));
     }
     let is_new = |dir: &&Path| !dir.exists();
     let new: Vec<&Path> = absolute.ancestors().take_while(is_new).collect();
     for dir in new.iter().rev() {
         // Another process may have made it meanwhile.
-        match disk::make_dir("dir", dir) {
-            Err(error) if !(error.kind() == std::io::ErrorKind::AlreadyExists && dir.is_dir()) => {
-                return Err(io_fault("make", path)(error));
-            }
-            _ => {}
+        if let Err(error) = disk::make_dir("dir", dir)
+            && !(error.kind() == std::io::ErrorKind::AlreadyExists && dir.is_dir())
+        {
+            return Err(io_fault("make", path)(error));
         }
     }
     if !path.is_dir() {

@@ -17,8 +17,7 @@ pub fn is_model(path: &Path) -> bool {
 }
 
 /// A file of a model's directory, or what the keys of a GGUF file say in its place: configuration, tokenizer with its settings, and what ends
-/// a text. `None` where there is neither. What lies in a folder beside a GGUF file counts, and a `tokenizer.json` beside one whose own
-/// tokenizer is not known.
+/// a text. What lies in a folder beside a GGUF file counts, and a `tokenizer.json` beside one whose own tokenizer is not known.
 pub fn read_of_model(dir: &Path, name: &str, kind: FileKind) -> Result<Option<Vec<u8>>, Fault> {
     let path = dir.join(name);
     let gguf = if lies_in(dir, name) { None } else { GgufFile::of_model(dir)? };
@@ -40,10 +39,7 @@ pub fn read_of_model(dir: &Path, name: &str, kind: FileKind) -> Result<Option<Ve
     Ok(Some(to_json(&value)))
 }
 
-/// A file of [`read_of_model`] that is to be copied beside what is made of the model.
-///
-/// # Errors
-/// Of kind [`crate::units::FaultKind::ForeignLink`], too, where the file or the folder that it is in leads out of the model.
+/// A file of [`read_of_model`] that is to be copied beside what is made of the model. It, and its folder, must not lead out of the model.
 pub fn read_companion(dir: &Path, name: &str) -> Result<Option<Vec<u8>>, Fault> {
     // Beside a GGUF file that is named itself its folder is the model's.
     let home = if dir.is_dir() { dir } else { parent(dir) };
@@ -58,12 +54,10 @@ pub fn has_of_model(dir: &Path, name: &str) -> bool {
     lies_in(dir, name) || matches!(read_of_model(dir, name, FileKind::Tokenizer), Ok(Some(_)) | Err(_))
 }
 
-/// Whether something stands in a directory under this name.
 pub fn lies_in(dir: &Path, name: &str) -> bool {
     dir.is_dir() && is_there(&dir.join(name))
 }
 
-/// The folder of a model's further chat templates.
 pub const TEMPLATE_FOLDER: &str = "additional_chat_templates";
 
 /// The further chat templates of a model, by their names in its directory, sorted.

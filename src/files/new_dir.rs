@@ -6,8 +6,8 @@ use super::atomic::{MARK, is_temporary, parent, put_dir, sync_dir};
 use super::{DirLock, disk, io_fault, is_there, make_dir};
 use crate::units::{Fault, abridged};
 
-/// Does what [`put_dir`] does for a `place` that is empty or not there, of which nobody else is told: the directory exists when it is filled, and its new name
-/// is durable. What earlier processes have left of it goes first, when they have ended.
+/// Does durably what [`put_dir`] does, for a `place` that is empty or not there. The directory exists when it is filled, and what ended processes
+/// have left of it goes first.
 pub fn put_new_dir(place: &Path, fill: impl FnOnce(&Path) -> Result<(), Fault>) -> Result<(), Fault> {
     let place = std::path::absolute(place).map_err(io_fault("make", place))?;
     let home = parent(&place);

@@ -5,10 +5,12 @@ use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
 use super::io_fault;
+use crate::native::FileMap;
 use crate::units::{Bytes, Fault, FaultKind, abridged};
 
 /// What a file is to be read as; decides how large it may be.
@@ -65,10 +67,7 @@ impl FileKind {
     }
 }
 
-/// Opens a file to read it, without waiting for anyone.
-///
-/// # Errors
-/// It is not there, is no regular file behind its links, or is larger than its kind may be.
+/// Opens a file to read it. Fails where it is no regular file behind its links, which might be waited for, or larger than its kind may be.
 pub fn open_to_read(path: &Path, kind: FileKind) -> Result<File, Fault> {
     let look = |found: io::Result<Metadata>| check(path, kind, &found.map_err(io_fault("read", path))?);
     // Before it is opened, as opening alone does something to some devices; and again, as it may be another by then.
@@ -116,6 +115,20 @@ pub fn read_bytes(path: &Path, kind: FileKind) -> Result<Vec<u8>, Fault> {
     bytes.try_reserve_exact(room as usize).map_err(|error| io_fault("read", path)(error.into()))?;
     file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(io_fault("read", path))?;
     if bytes.len() as u64 > limit { Err(too_large(path, kind, limit)) } else { Ok(bytes) }
+}
+
+/// A file as memory, for readers that take bytes.
+pub fn map_file(path: &Path, kind: FileKind) -> Result<Arc<FileMap>, Fault> {
+    FileMap::new(&open_to_read(path, kind)?).map(Arc::new).map_err(io_fault("map", path))
+}
+
+/// Gives the memory of values that lie in a mapped file back to the system; who looks again reads the file again. Other values are left alone.
+pub fn release_mapped<T>(map: &FileMap, values: &[T]) {
+    let first = (values.as_ptr() as usize).wrapping_sub(map.bytes().as_ptr() as usize);
+    let length = size_of_val(values);
+    if first.checked_add(length).is_some_and(|end| end <= map.bytes().len()) {
+        map.release(first..first + length);
+    }
 }
 
 /// Whether something stands there, were it a link to nothing: who reads it is told what is wrong with it.
@@ -199,5 +212,19 @@ mod tests {
         std::fs::write(&path, b"ab\xffc").unwrap();
         let error = read_text(&path, FileKind::Recipe).unwrap_err().to_string();
         assert!(error.ends_with("is not UTF-8: byte 3 is 0xff"), "{error}");
+    }
+
+    #[test]
+    fn what_was_given_back_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        std::fs::write(&path, vec![7; 20_000]).unwrap();
+        let map = map_file(&path, FileKind::Data).unwrap();
+        release_mapped(&map, &map.bytes()[5_000..19_000]);
+        release_mapped(&map, &[1, 2, 3]);
+        assert!(map.bytes().iter().all(|&byte| byte == 7) && map.bytes().len() == 20_000);
+        assert!(map_file(&dir.path().join("none"), FileKind::Data).unwrap_err().io().is_some());
+        std::fs::write(&path, "").unwrap();
+        assert!(map_file(&path, FileKind::Data).unwrap().bytes().is_empty());
     }
 }

@@ -33,8 +33,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// A new empty file for `purpose`, a word, in a directory that is made if need be. Removes what processes have left there that
-    /// have ended.
+    /// A new empty file for `purpose`, a word, in a directory that is made if need be and where what ended processes have left goes.
     pub fn create(dir: &Path, purpose: &str) -> Result<Self, Fault> {
         refuse_symlink(dir)?;
         loop {
@@ -80,8 +79,7 @@ impl Scratch {
         remove_stale(dir)
     }
 
-    /// `None` where another start has taken the file for a stale one, between its creation and its lock, or has removed the empty
-    /// directory.
+    /// `None` where another start has taken the file for a stale one before it was locked, or has removed the empty directory.
     fn locked(dir: &Path, purpose: &str) -> Result<Option<Self>, Fault> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -199,11 +197,11 @@ fn remove_stale(dir: &Path) -> Result<(), Fault> {
         // Its process may have removed it meanwhile, or another start; and who may not open it has not made it.
         let Ok(file) = OpenOptions::new().read(true).write(true).open(entry.path()) else { continue };
         if file.try_lock().is_ok() {
-            match disk::remove_file("scratch", &entry.path()) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(io_fault("remove", &entry.path())(error));
-                }
-                _ => {}
+            let removed = disk::remove_file("scratch", &entry.path());
+            if let Err(error) = removed
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                return Err(io_fault("remove", &entry.path())(error));
             }
         }
     }

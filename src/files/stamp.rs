@@ -1,5 +1,4 @@
-//! A file as the system lists it, by which what was once found out of it is believed later, such as the hash of a large one; and the folder
-//! where such things are kept.
+//! By how the system lists a file, what was once found out of it is believed later, as the hash of a large one; and the folder for such things.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -33,12 +32,11 @@ impl Stamp {
         Some(Self { size: found.len(), device: found.dev(), inode: found.ino(), changed })
     }
 
-    /// Whether the last change is so long ago that a further one would show.
+    /// Whether the last change is so long ago that a further one would show: a file that was changed just now may be changed again and look the same.
     pub fn is_old_enough(&self) -> bool {
         self.is_older_than(MIN_AGE)
     }
 
-    /// Whether the last change is so long ago. A file that was changed just now may be changed again and look the same.
     fn is_older_than(&self, age: Duration) -> bool {
         let (Ok(seconds), Ok(nanoseconds)) = (u64::try_from(self.changed.0), u32::try_from(self.changed.1)) else { return false };
         let changed = UNIX_EPOCH + Duration::new(seconds, nanoseconds);

@@ -11,7 +11,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 
 use super::atomic::write_atomic_with;
-use super::{FileKind, io_fault, json, open_to_read};
+use super::{FileKind, json, map_file};
 use crate::native::FileMap;
 use crate::units::{Fault, FaultKind, abridged, quoted};
 
@@ -40,7 +40,6 @@ pub struct TensorView<'a, D = Dtype> {
     pub map: &'a Arc<FileMap>,
 }
 
-/// One tensor to write, or read without knowing a tensor library.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawTensor<'a> {
     pub name: String,
@@ -53,12 +52,11 @@ pub struct RawTensor<'a> {
 impl TensorFile {
     /// Opens and checks a file: header length, keys given twice, shapes, holes, overlaps, missing and trailing bytes.
     pub fn open(path: &Path) -> Result<Self, Fault> {
-        let file = open_to_read(path, FileKind::Tensors)?;
-        let size = file.metadata().map_err(io_fault("look at", path))?.len();
+        let map = map_file(path, FileKind::Tensors)?;
+        let size = map.bytes().len() as u64;
         if size < LENGTH as u64 {
             return Err(truncated(path, LENGTH as u64, size));
         }
-        let map = Arc::new(FileMap::new(&file).map_err(io_fault("map", path))?);
         let (header, start) = read_header(path, map.bytes())?;
         let expected = (start + header.data_len()) as u64;
         match size {
@@ -181,25 +179,18 @@ pub fn write_tensors_streamed<'a>(
     order.sort_by(|&a, &b| (heads[b].dtype, &heads[a].name).cmp(&(heads[a].dtype, &heads[b].name)));
     let header = encode_header(order.iter().map(|&index| &heads[index]), metadata).map_err(|reason| wrong(path, reason))?;
     let header = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
-    write_in_turn(path, heads.len() + 1, |part| {
-        let Some(at) = part.checked_sub(1) else { return Ok(Cow::Borrowed(&header)) };
-        let (index, head) = (order[at], &heads[order[at]]);
-        let bytes = bytes(index)?;
-        if bytes.len() == head.num_bytes() {
-            return Ok(bytes);
+    write_atomic_with(path, |file| {
+        file.write_all(&header)?;
+        for index in order {
+            let (head, bytes) = (&heads[index], bytes(index)?);
+            if bytes.len() != head.num_bytes() {
+                let (TensorHead { name, shape, dtype }, found) = (head, bytes.len());
+                return Err(wrong(path, format!("`{name}` of shape {shape:?} and type {dtype} has {found} bytes")).into());
+            }
+            file.write_all(&bytes)?;
         }
-        let (TensorHead { name, shape, dtype }, found) = (head, bytes.len());
-        Err(wrong(path, format!("`{name}` of shape {shape:?} and type {dtype} has {found} bytes")))
+        Ok(())
     })
-}
-
-/// Writes parts of a file, of which only one is in memory at a time.
-pub(super) fn write_in_turn<'a>(
-    path: &Path,
-    count: usize,
-    mut part: impl FnMut(usize) -> Result<Cow<'a, [u8]>, Fault>,
-) -> Result<(), Fault> {
-    write_atomic_with(path, |file| (0..count).try_for_each(|index| file.write_all(&part(index)?)))
 }
 
 fn encode_header<'a>(

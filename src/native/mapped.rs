@@ -22,7 +22,7 @@ unsafe extern "C" {
 pub struct FileMap(MmapRaw);
 
 impl FileMap {
-    /// Maps a file, which must not be empty. Where it is shortened while it is mapped the process ends with a line that names it.
+    /// Maps a file. Where it is shortened while it is mapped the process ends with a line that names it.
     pub fn new(file: &File) -> io::Result<Self> {
         static GUARDED: Once = Once::new();
         // SAFETY: it sets a handler of signals that makes nothing but system calls.

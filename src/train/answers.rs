@@ -15,7 +15,6 @@ pub(super) struct Validation {
     pub(super) scores: Scores,
     /// Means over answers, where answers are generated, and the answers.
     pub(super) answers: Option<(AnswerScores, Vec<ScoredAnswer>)>,
-    /// Whether no validation before was better.
     pub(super) is_best: bool,
 }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use tch::Device;
 
-use super::meter::{ResidentLimit, StepMeter};
+use super::meter::StepMeter;
 use super::{MicroBatchAssignment, RunRanks, ShardedOptimizerState, TrainStep, as_headed, build, resolved_alike, tiling};
 use crate::data::Batch;
 use crate::dist::ProcessGroup;
@@ -45,7 +45,7 @@ pub struct Bench {
     memory: Option<MemoryMeter>,
     /// What a step after the first should take.
     pub planned: Alternative,
-    limit: ResidentLimit,
+    limit: Bytes,
     trained: TrainedPart,
     done: usize,
 }
@@ -78,7 +78,7 @@ impl Bench {
         if let Some(memory) = &mut memory {
             memory.built(&model, optimizer.bytes());
         }
-        let (world, limit) = (world.clone(), ResidentLimit(planned.host));
+        let (world, limit) = (world.clone(), planned.host);
         Ok(Self { world, recipe, model, engine, optimizer, parts, options, memory, planned, limit, trained, done: 0 })
     }
 
@@ -173,7 +173,6 @@ impl Bench {
     }
 }
 
-/// Says what the engine has to say.
 struct Notes;
 
 impl Observer for Notes {

@@ -35,14 +35,10 @@ pub fn check_data(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault> {
         ));
     }
     let positions = config.most_positions();
-    match recipe.data.max_seq_length.filter(|&tokens| tokens > positions) {
-        Some(tokens) => {
-            let scale = RopeScalingRecipe::hint(tokens, positions);
-            let hint = format!("lower `data.max_seq_length` or leave it out, {scale}, or take a model with more positions");
-            Err(Fault::usage(format!("`data.max_seq_length` is {tokens}, and the model has {positions} positions"), hint))
-        }
-        None => Ok(()),
-    }
+    let Some(tokens) = recipe.data.max_seq_length.filter(|&tokens| tokens > positions) else { return Ok(()) };
+    let scale = RopeScalingRecipe::hint(tokens, positions);
+    let hint = format!("lower `data.max_seq_length` or leave it out, {scale}, or take a model with more positions");
+    Err(Fault::usage(format!("`data.max_seq_length` is {tokens}, and the model has {positions} positions"), hint))
 }
 
 /// The chat template that a recipe has in place of the model's own, where there is one.
@@ -118,17 +114,14 @@ fn check_routers(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault> {
     if recipe.train.router_aux_loss_coef <= 0.0 {
         return Ok(());
     }
-    let model = &recipe.model.path;
+    let (is_set, model) = ("`train.router_aux_loss_coef` is set", abridged(recipe.model.path.display()));
     let mut preferences = config.layers.iter().filter_map(|layer| Some(layer.feed_forward.experts()?.preference)).peekable();
     if preferences.peek().is_none() {
-        let message =
-            format!("`train.router_aux_loss_coef` is set, and the model `{}` has no experts", abridged(model.display()));
         let hint = "leave the key out: it balances the experts of such models as Mixtral";
-        return Err(Fault::usage(message, hint));
+        return Err(Fault::usage(format!("{is_set}, and the model `{model}` has no experts"), hint));
     }
     if preferences.any(|preference| preference != Preference::Softmax) {
-        let (key, model) = ("train.router_aux_loss_coef", abridged(model.display()));
-        let message = format!("`{key}` is set, and the routers of `{model}` are balanced by a correction of their own");
+        let message = format!("{is_set}, and the routers of `{model}` are balanced by a correction of their own");
         return Err(Fault::usage(message, "leave the key out: this loss is of routers with a softmax over all experts"));
     }
     Ok(())
@@ -144,15 +137,7 @@ pub(super) fn clean_scratch(dir: &Path) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Fails before anything has run if a sample, trained on or held out, is too long for the caches.
-pub fn check_lengths(engine: &Engine, data: &Splits) -> Result<(), Fault> {
-    let held_out = data.validation.iter().flat_map(data::Dataset::lengths);
-    let longest = data.train.lengths().iter().chain(held_out).copied().max().unwrap_or(0);
-    engine.settings().check_fits(longest)
-}
-
-/// Has a GPU compute as the recipe wants it: with TF32 or without, and the same bits every time or not. A CPU has nothing to choose. Call
-/// it before anything is computed.
+/// Has a GPU compute as the recipe wants it, with TF32 or without, and the same bits every time or not. To be called before it computes.
 pub fn set_numerics(recipe: &Recipe, device: Device) {
     if device.is_cuda() {
         Numerics { allows_tf32: recipe.model.allow_tf32, is_deterministic: recipe.train.deterministic }.set();
@@ -263,10 +248,7 @@ pub fn check_trained(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault>
     check_routers(recipe, config)?;
     let adapter_dir = recipe.lora.as_ref().and(recipe.model.adapter.as_deref());
     gates(recipe, adapter_dir, config, Kind::Float, Device::Cpu)?;
-    match &recipe.lora {
-        Some(lora) => adapter(recipe, lora, config, Kind::Float, Device::Cpu).map(drop),
-        None => Ok(()),
-    }
+    recipe.lora.as_ref().map_or(Ok(()), |lora| adapter(recipe, lora, config, Kind::Float, Device::Cpu).map(drop))
 }
 
 /// The adapter that the recipe starts from, or a new one, for a model that computes in `kind`.

@@ -34,11 +34,8 @@ const CHUNK: usize = 256;
 /// With this `learned` goes best by what was found where all tokens are predicted.
 pub const GRACE_PERIOD: f64 = 0.375;
 
-/// The fewest slots of a layer: a chunk must fit in beside what the recipe's policy, or `learned`, never evicts. Chunks of no given size fit
-/// themselves.
-///
-/// # Errors
-/// Where the policy keeps so much that no length is enough.
+/// The fewest slots of a layer: a chunk must fit in beside what the recipe's policy, or `learned`, never evicts, which may be too much for
+/// any length. Chunks of no given size fit themselves.
 pub fn fewest_slots(recipe: &Recipe) -> Result<usize, Fault> {
     let Some(chunk) = recipe.kv_cache.chunk_size else { return Ok(SLOTS_STEP) };
     let learned =
@@ -66,11 +63,8 @@ pub fn for_calibration(recipe: &Recipe) -> Recipe {
     Recipe { kv_cache, grad, distill: None, ..recipe.clone() }
 }
 
-/// Learns from the samples of a data set that are long enough, and shares the slots of all layers out, so many for each on average.
-///
-/// # Errors
-/// Where no sample is long enough for the largest mean, all together tell of too few entries or of none that is more important than
-/// others, or a loss is not finite.
+/// Learns from the samples of a data set that are long enough, and shares the slots of all layers out, so many for each on average. Fails where
+/// no sample is long enough for the largest mean, or all together tell of too few entries or of none that is more important than others.
 pub fn calibrate(
     recipe: &Recipe,
     model: &Model,

@@ -49,9 +49,9 @@ struct RunFiles {
 }
 
 impl RunCallback {
-    /// Tells the run that begins, or goes on after the step `resumed`, and opens its metrics and events.
-    pub(super) fn begin(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, Fault> {
-        let mut callback = Self::open(trainer, resumed, interrupt)?;
+    /// Tells the run that begins or goes on, and opens its metrics and events.
+    pub(super) fn begin(trainer: &mut Trainer, is_resumed: bool, interrupt: &Interrupt) -> Result<Self, Fault> {
+        let mut callback = Self::open(trainer, is_resumed, interrupt)?;
         let command = trainer.recipe.report.command.as_deref().filter(|_| callback.files.is_some());
         callback.program = command.and_then(MetricsProgram::start);
         callback.progress.note(&trainer.data.to_string());
@@ -69,14 +69,14 @@ impl RunCallback {
         Ok(callback)
     }
 
-    fn open(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, Fault> {
+    fn open(trainer: &mut Trainer, is_resumed: bool, interrupt: &Interrupt) -> Result<Self, Fault> {
         let path = trainer.dir.join(METRICS);
         let step = trainer.step();
-        let kept = resumed.map(|_| trainer.kept_metrics()).transpose()?;
+        let kept = is_resumed.then(|| trainer.kept_metrics()).transpose()?;
         // All ranks have read before the first takes back what came later.
         trainer.ranks.listen()?;
-        trainer.progress.owes_validation = false;
-        trainer.progress.unchecked_metrics = Some(kept.as_ref().map_or(0, |kept| kept.unchecked));
+        trainer.state.owes_validation = false;
+        trainer.state.unchecked_metrics = Some(kept.as_ref().map_or(0, |kept| kept.unchecked));
         let metrics = || Metrics::open(&path, kept.as_ref());
         let metrics = trainer.ranks.world.is_first().then(metrics).transpose()?;
         let (before, unvalidated) = kept.map(|kept| (kept.lines, kept.owed)).unwrap_or_default();
@@ -106,17 +106,11 @@ impl RunCallback {
 
     /// The run is back at an earlier step: what came after it is taken back.
     pub(super) fn gone_back(&mut self, trainer: &mut Trainer, why: &str) -> Result<(), Fault> {
-        let step = trainer.step();
         self.progress.note(why);
         let (began, said_not_pinned) = (self.began, self.said_not_pinned);
         let (program, output_fault) = (self.program.take(), self.output_fault.take());
-        *self = Self { program, began, said_not_pinned, output_fault, ..Self::open(trainer, Some(step), &self.interrupt)? };
+        *self = Self { program, began, said_not_pinned, output_fault, ..Self::open(trainer, true, &self.interrupt)? };
         Ok(())
-    }
-
-    pub(super) fn validated_first(&mut self, validation: Option<&Validation>) -> Result<(), Fault> {
-        let metrics = StepMetrics { peak_memory: peak_resident().0, ..StepMetrics::default() };
-        self.stepped(metrics, validation)
     }
 
     pub(super) fn stepped(&mut self, mut metrics: StepMetrics, validation: Option<&Validation>) -> Result<(), Fault> {
@@ -188,9 +182,9 @@ impl RunCallback {
         let summary = RunSummary {
             state: state.to_owned(),
             steps: (trainer.step(), trainer.schedule.num_steps()),
-            tokens: trainer.progress.total_tokens,
+            tokens: trainer.state.total_tokens,
             tokens_per_second: self.speed.0 / self.speed.1.max(f64::MIN_POSITIVE),
-            best: trainer.progress.best.as_ref().map(|b| (b.metric.clone(), b.value, b.step)),
+            best: trainer.state.best.as_ref().map(|b| (b.metric.clone(), b.value, b.step)),
             seconds: self.began.elapsed().as_secs_f64(),
             peak_memory: peak_resident().0,
             planned_memory: trainer.planned.host.0,

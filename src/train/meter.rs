@@ -13,22 +13,17 @@ pub struct StepMeter<'a> {
     /// Runs from the beginning of the step's last micro-batch.
     pub(super) stopwatch: Option<&'a mut Stopwatch>,
     pub(super) memory: Option<&'a mut MemoryMeter>,
-    pub(super) limit: Option<&'a mut ResidentLimit>,
+    /// The resident size that the process is held to.
+    pub(super) limit: Option<&'a mut Bytes>,
 }
 
-/// The resident size above which freed memory is given back to the system. The allocator keeps it, and it does not serve tensors of other
-/// sizes, as sequences of different lengths have them.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ResidentLimit(pub(super) Bytes);
-
-impl ResidentLimit {
-    fn hold(&mut self) {
-        let Some(size) = resident().filter(|size| *size > self.0) else { return };
-        give_free_memory_back();
-        // It is the peak now, which only what is larger raises. What is in use may be above the plan for good, and to give memory back in
-        // every cell takes a tenth of a long step.
-        self.0 = size;
-    }
+/// Gives freed memory back to the system where the process is larger than `limit`: kept, it serves no tensors of other sizes, as of longer sequences.
+fn hold(limit: &mut Bytes) {
+    let Some(size) = resident().filter(|size| *size > *limit) else { return };
+    give_free_memory_back();
+    // It is the peak now, which only what is larger raises. What is in use may be above the plan for good, and to give memory back in
+    // every cell takes a tenth of a long step.
+    *limit = size;
 }
 
 impl<'a> StepMeter<'a> {
@@ -83,7 +78,7 @@ impl Observer for StepMeter<'_> {
     fn observe(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
         self.observer.observe(event, memory);
         if let Some(limit) = &mut self.limit {
-            limit.hold();
+            hold(limit);
         }
         self.turn(event.into());
         self.measure_memory(|meter| meter.turn(event.into(), memory()));
@@ -119,12 +114,12 @@ mod tests {
         }
         let before = resident().unwrap().0;
         drop(Tensor::ones([LARGE as i64], (Kind::Uint8, Device::Cpu)));
-        let mut limit = ResidentLimit(Bytes(before + 2 * LARGE));
-        limit.hold();
+        let mut limit = Bytes(before + 2 * LARGE);
+        hold(&mut limit);
         assert!(resident().unwrap().0 > before + LARGE / 2, "the allocator keeps what is freed, below the limit");
-        limit.0 = Bytes(before);
-        limit.hold();
+        limit = Bytes(before);
+        hold(&mut limit);
         assert!(resident().unwrap().0 < before + LARGE / 2);
-        assert!(limit.0.0 > before + LARGE / 2, "what has been reached is the limit");
+        assert!(limit.0 > before + LARGE / 2, "what has been reached is the limit");
     }
 }

@@ -9,7 +9,6 @@ mod evicted;
 mod interrupt;
 mod meter;
 mod oom_fallback;
-mod progress;
 mod ranks;
 mod resume;
 mod run;
@@ -27,15 +26,14 @@ mod trainer;
 pub use answers::check_answers;
 pub use bench::{Bench, BenchOptions};
 pub use build::{
-    as_headed, base_model, check_data, check_head, check_lengths, check_trained, chosen_template, draw_new_b, drawn_model,
-    engine, gates_of, limits, load_adapter, load_gates, model, open_data, set_numerics,
+    as_headed, base_model, check_data, check_head, check_trained, chosen_template, draw_new_b, drawn_model, engine, gates_of,
+    limits, load_adapter, load_gates, model, open_data, set_numerics,
 };
 pub use calibrate::{Calibrated, GRACE_PERIOD, SLOTS_STEP, calibrate, fewest_slots, for_calibration};
 pub use evicted::ExpectedEvictions;
 pub use interrupt::Interrupt;
 pub use meter::StepMeter;
 pub use oom_fallback::ends_rounding;
-pub use progress::RESOLVED_RECIPE;
 pub use ranks::{MicroBatchAssignment, RunRanks, ShardedOptimizerState, check_even, check_same_evaluation, resolved_alike};
 pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe_path, resume, resume_or_run};
 pub use run::{RunOutcome, run};
@@ -48,6 +46,9 @@ pub use trainer::{Start, Trainer};
 use std::path::Path;
 
 use crate::units::{Exit, Fault, abridged};
+
+/// The recipe of a run, in its directory.
+pub const RESOLVED_RECIPE: &str = "recipe.resolved.toml";
 
 /// A checkpoint of a model with other parameters.
 fn other_model(checkpoint: &Path, difference: &str) -> Fault {

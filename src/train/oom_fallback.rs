@@ -1,5 +1,4 @@
-//! What a run does where memory runs out: the same micro-batch once more with smaller cells and the same choices, if the recipe lets it,
-//! until nothing smaller is left.
+//! Where memory runs out, and the recipe lets it, a run makes the micro-batch again with ever smaller cells and the same choices.
 
 use std::ops::Range;
 
@@ -27,7 +26,6 @@ pub(super) struct OomFallback {
 }
 
 impl Engine {
-    /// How small its cells have become.
     pub(super) fn fallback(&self) -> OomFallback {
         let grad = self.settings().grad();
         OomFallback {
@@ -59,17 +57,12 @@ impl Engine {
         grad.chunks_per_cell = Some(further.chunks_per_cell).filter(|&chunks| chunks < usize::MAX);
         grad.keep_graph = KeepGraph::of(further.kept_graphs);
         observer.note(&format!("another rank is out of memory: all steps that follow with {}", grad.tiling()));
-        self.retile_as(model, &grad)
-    }
-
-    fn retile_as(&mut self, model: &Model, grad: &GradRecipe) -> Result<(), Fault> {
-        self.retile(Settings::new(model.config(), self.settings().kv_cache(), grad)?);
+        self.retile(Settings::new(model.config(), self.settings().kv_cache(), &grad)?);
         Ok(())
     }
 
-    /// Loss and gradients of a batch. Where memory runs out, and the recipe says so, the batch is run again with smaller cells, which all
-    /// that follow have too. What was evicted the first time is evicted again: in chunks of other columns products round otherwise, so
-    /// that a policy might choose otherwise.
+    /// Loss and gradients of a batch; where memory runs out, with smaller cells, which all that follow have too. What was evicted the first
+    /// time is evicted again: in chunks of other columns products round otherwise, so that a policy might choose otherwise.
     pub fn gradients_that_fit(
         &mut self,
         model: &Model,
@@ -84,23 +77,20 @@ impl Engine {
             } else {
                 self.gradients(model, batch, context, observer)
             };
-            let error = match made {
-                Ok(made) => return Ok(made),
-                Err(error) => error,
-            };
+            let Err(error) = made else { return made };
             // A backward that was cut short has added to some parameters' gradients.
             model.parameters().iter().for_each(|(_, parameter)| drop(take_gradient(parameter)));
             if error.kind() != FaultKind::OutOfMemory || !retreats {
                 return Err(error);
             }
             let plan = self.settings().plan(batch, context.chunk_sizes)?;
-            let widest = plan.columns.iter().map(std::ops::Range::len).max().unwrap_or(1);
+            let widest = plan.columns.iter().map(Range::len).max().unwrap_or(1);
             let trained = model.first_trained_layer()..model.config().num_layers();
             let Some(smaller) = smaller(self.settings().grad(), widest, &trained) else { return Err(error) };
             let reason = error.to_string();
             let reason = reason.lines().next().unwrap_or_default().trim_start_matches("out of memory: ");
             observer.note(&format!("out of memory ({reason}): this step again, and all that follow, with {}", smaller.tiling()));
-            self.retile_as(model, &smaller)?;
+            self.retile(Settings::new(model.config(), self.settings().kv_cache(), &smaller)?);
             // Copies that nobody waited for keep what they were to fill: memory of the cell that failed.
             guarded(|| {
                 copier_of(model.device()).drain();
@@ -128,8 +118,7 @@ impl Engine {
     }
 }
 
-/// The next smaller tiling: without graphs that are kept, half as wide, then half as high, then with outputs
-/// of attention that are computed again, then with rounded layer checkpoints.
+/// The next smaller tiling: without kept graphs, half as wide, half as high, with attention computed again, or with rounded layer checkpoints.
 fn smaller(grad: &GradRecipe, widest: usize, trained: &Range<usize>) -> Option<GradRecipe> {
     let layers = grad.layers_per_cell.min(trained.len());
     let mut smaller = grad.clone();
@@ -169,7 +158,8 @@ mod tests {
 
     fn tiled(case: &Case, model: &Model, on_out_of_memory: OnOutOfMemory) -> Engine {
         let (mut engine, grad) = (support::engine(case, model), support::recipes(case).1);
-        engine.retile_as(model, &GradRecipe { on_out_of_memory, ..grad }).unwrap();
+        let grad = GradRecipe { on_out_of_memory, ..grad };
+        engine.retile(Settings::new(model.config(), engine.settings().kv_cache(), &grad).unwrap());
         engine
     }
 

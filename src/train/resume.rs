@@ -3,13 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use super::callback::RunCallback;
-use super::progress::newest;
 use super::run::{begin, go_on, no_signals, run};
 use super::saved_split::SavedSplit;
-use super::saving::listed_differences;
+use super::saving::{listed_differences, newest};
 use super::sealed_recipe::{changed_file, check_recipe, write_recipe};
 use super::teacher::TEACHER;
-use super::{RESOLVED_RECIPE, RunOutcome, RunRanks, RunSchedule, Start, Trainer, build};
+use super::{RESOLVED_RECIPE, RunOutcome, RunSchedule, Start, Trainer, build};
 use crate::checkpoint::{self, FINAL, SaveKind};
 use crate::files::{self, DirLock};
 use crate::optim::learning_rate;
@@ -55,7 +54,6 @@ pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, Fault> {
     Err(gone(path))
 }
 
-/// A checkpoint, or a run's, that is being removed.
 fn gone(path: &Path) -> Fault {
     let message = format!("the checkpoint in `{}` is being removed by its run", path.display());
     Fault::new(Exit::Failed, message).with_hint("name another checkpoint of the run, or the run for its newest")
@@ -91,9 +89,8 @@ pub fn resume(dir: &Path, from: Option<&str>, overrides: &[String], how: Start<'
 
 /// Goes on with the run of `recipe` in `dir`, or begins it where none has begun there: what is started again and again by the same command.
 pub fn resume_or_run(recipe: &Recipe, dir: &Path, how: Start<'_>) -> Result<RunOutcome, Fault> {
-    let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
     // The first rank says so for all: when others look it may have begun already.
-    let has_begun = ranks.world.of_first("looking for a run", || Ok(dir.join(RESOLVED_RECIPE).exists()))?;
+    let has_begun = how.world.of_first("looking for a run", || Ok(dir.join(RESOLVED_RECIPE).exists()))?;
     if !has_begun {
         return run(recipe, dir, how);
     }
@@ -117,8 +114,7 @@ fn resume_as(
     how: Start<'_>,
 ) -> Result<RunOutcome, Fault> {
     let path = resolved_recipe_path(dir)?;
-    let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
-    let _lock = ranks.world.first("taking the directory of the run", || DirLock::for_writing(dir))?;
+    let _lock = how.world.first("taking the directory of the run", || DirLock::for_writing(dir))?;
     let is_sealed = check_recipe(&path)?;
     let began = Recipe::load(&path, &[])?.recipe;
     let recipe = as_asked(&path, &began)?;
@@ -132,32 +128,33 @@ fn resume_as(
     }
     let from = from.map(|name| name.trim_end_matches('/'));
     // The first rank says from where all go on.
-    let start = ranks.world.of_first("looking for a checkpoint", || cleaned_start(dir, from))?;
+    let start = how.world.of_first("looking for a checkpoint", || cleaned_start(dir, from))?;
     let mut trainer = Trainer::new(&recipe, dir, how)?;
     let has_split = SavedSplit::check(&trainer.data, dir, &trainer.recipe.model.path)?;
     let kind = start.as_ref().map(|start| trainer.load(start)).transpose()?;
     check_records(&trainer, &path, is_sealed, start.is_some())?;
-    if kind == Some(SaveKind::Final) && is_complete(&trainer) {
-        ranks
-            .world
-            .first("removing checkpoints", || checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep))?;
+    let has_all_steps = trainer.step() >= trainer.schedule.num_steps();
+    // Where `final` is the newest, nothing is left to write.
+    if kind == Some(SaveKind::Final) && has_all_steps && checkpoint::latest(dir).is_some_and(|name| name == FINAL) {
+        let keep = trainer.recipe.checkpoint.intermediate_save_keep;
+        how.world.first("removing checkpoints", || checkpoint::retain(dir, keep))?;
         let (made, asked) = (trainer.step(), trainer.schedule.num_steps());
         console::note(&format!("nothing to do: {made} steps are made, the recipe asks for {asked}"));
         return Ok(RunOutcome { signal: None, memory: None, summary: None });
     }
     start.as_ref().map(|start| trainer.load_optimizer(start)).transpose()?;
     if !has_split {
-        ranks.world.first("writing the split", || SavedSplit::write(&trainer.data, dir))?;
+        how.world.first("writing the split", || SavedSplit::write(&trainer.data, dir))?;
     }
     if !began.differences(&recipe).is_empty() || !is_sealed {
-        ranks.world.first("writing the recipe", || write_recipe(&trainer.recipe, &path))?;
+        how.world.first("writing the recipe", || write_recipe(&trainer.recipe, &path))?;
     }
     let Some(start) = start else {
         console::note("no checkpoint was written yet: beginning again");
         return begin(&mut trainer, how.interrupt);
     };
     if let Some(name) = from
-        && let Some(Some(aside)) = ranks.world.first("moving checkpoints", || checkpoint::abandon(dir, name, trainer.step()))?
+        && let Some(Some(aside)) = how.world.first("moving checkpoints", || checkpoint::abandon(dir, name, trainer.step()))?
     {
         console::note(&format!("moved the later checkpoints to `{}`", aside.display()));
     }
@@ -166,8 +163,7 @@ fn resume_as(
         console::warning(&warning);
     }
     how.interrupt.watch_for_stops().map_err(|error| no_signals(&error))?;
-    let step = trainer.step();
-    let mut callback = RunCallback::begin(&mut trainer, Some(step), how.interrupt)?;
+    let mut callback = RunCallback::begin(&mut trainer, true, how.interrupt)?;
     // The best is saved first: a crash may have come between it and the save that was due at the same step.
     if kind == Some(SaveKind::Best)
         && let Some(due) = trainer.save_due()
@@ -200,16 +196,14 @@ fn check_records(trainer: &Trainer, recipe: &Path, is_sealed: bool, is_loaded: b
         return Ok(());
     }
     trainer.kept_metrics()?;
-    match (is_sealed, trainer.progress.unchecked_metrics) {
-        (false, Some(_)) => Err(changed_file(recipe)),
-        (_, None) => {
-            console::note(
-                "an earlier version saved this checkpoint: whether recipe and metrics are as it left them can't be checked",
-            );
-            Ok(())
-        }
-        _ => Ok(()),
+    if trainer.state.unchecked_metrics.is_none() {
+        console::note(
+            "an earlier version saved this checkpoint: whether recipe and metrics are as it left them can't be checked",
+        );
+    } else if !is_sealed {
+        return Err(changed_file(recipe));
     }
+    Ok(())
 }
 
 /// [`start`], in a directory without what earlier starts have left over.
@@ -238,10 +232,4 @@ fn start(run: &Path, from: Option<&str>) -> Result<Option<PathBuf>, Fault> {
         Err(error) if error.kind() == FaultKind::NoCheckpoint => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-/// Whether a run whose `final` was loaded has ended in good order, so that there is nothing left to write.
-fn is_complete(trainer: &Trainer) -> bool {
-    let has_all_steps = trainer.step() >= trainer.schedule.num_steps();
-    has_all_steps && checkpoint::latest(&trainer.dir).is_some_and(|name| name == FINAL)
 }

@@ -5,15 +5,17 @@ use std::path::Path;
 
 use super::build::{self, SCRATCH};
 use super::callback::RunCallback;
-use super::progress::newest;
 use super::saved_split::{SPLIT, SavedSplit};
+use super::saving::newest;
 use super::sealed_recipe::write_recipe;
+use super::step::leave_out;
 use super::{Interrupt, RESOLVED_RECIPE, Start, Trainer};
 use crate::checkpoint::SaveKind;
 use crate::files::{self, DirLock};
 use crate::model::ModelConfig;
 use crate::native::give_free_memory_back;
 use crate::recipe::{OnNonFinite, Recipe};
+use crate::report::memory::peak_resident;
 use crate::report::metrics::StepMetrics;
 use crate::report::summary::RunSummary;
 use crate::units::{Exit, Fault, FaultKind, abridged, shell_word};
@@ -31,8 +33,7 @@ pub struct RunOutcome {
 /// Begins a run in `dir`, which must be empty or not exist.
 pub fn run(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<RunOutcome, Fault> {
     // These checks come before anything is loaded or made, so that a refused run leaves nothing behind.
-    let is_first = start.world.is_first();
-    if is_first {
+    if start.world.is_first() {
         require_unused(dir)?;
     }
     build::check_data(recipe, &ModelConfig::load(&recipe.model)?)?;
@@ -57,10 +58,13 @@ fn make(trainer: &Trainer, dir: &Path) -> Result<DirLock, Fault> {
 /// From before the first step to the end.
 pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<RunOutcome, Fault> {
     interrupt.watch_for_stops().map_err(|error| no_signals(&error))?;
-    let mut callback = RunCallback::begin(trainer, None, interrupt)?;
+    let mut callback = RunCallback::begin(trainer, false, interrupt)?;
     if trainer.recipe.eval.initial {
         match trainer.validate(&mut callback) {
-            Ok(validation) => callback.validated_first(validation.as_ref())?,
+            Ok(validation) => {
+                let metrics = StepMetrics { peak_memory: peak_resident().0, ..StepMetrics::default() };
+                callback.stepped(metrics, validation.as_ref())?;
+            }
             Err(error) if error.kind() == FaultKind::Interrupted => {
                 trainer.ranks.listen()?;
                 return interrupted(trainer, &callback);
@@ -82,13 +86,12 @@ fn require_unused(dir: &Path) -> Result<(), Fault> {
     require_unused_by_others(dir)
 }
 
-/// A lock, scratch files, a split without a recipe, and files that were never finished are what is left of a start that was ended before it had
-/// anything to keep.
+/// A start that was ended before it had anything to keep leaves a lock, scratch files, a split without a recipe, and unfinished files.
 fn require_unused_by_others(dir: &Path) -> Result<(), Fault> {
     let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
     let counts = |name: &str| ![DirLock::NAME, SCRATCH, SPLIT].contains(&name) && !files::is_temporary(name);
     if entries.flatten().any(|entry| entry.file_name().to_str().is_none_or(counts)) {
-        let hint = if dir.join(super::RESOLVED_RECIPE).exists() {
+        let hint = if dir.join(RESOLVED_RECIPE).exists() {
             format!("choose another `--out`, or go on with `kvtune resume {}`", shell_word(dir.display()))
         } else {
             "choose another `--out`, or empty the directory".to_owned()
@@ -98,73 +101,58 @@ fn require_unused_by_others(dir: &Path) -> Result<(), Fault> {
     Ok(())
 }
 
-enum RunState {
-    /// The next step is to be made.
-    Training,
-    /// A step is made, or left out; its validation, its line and its checkpoint follow.
-    Stepped(Box<StepMetrics>),
-    Finished,
-    /// A stop was asked for, and what is to be saved of the steps is saved.
-    Interrupted,
-}
-
 pub(super) fn go_on(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<RunOutcome, Fault> {
     // Reading and tokenising may have taken more than a step does, on other threads.
     give_free_memory_back();
-    let mut state = next_state(trainer, callback);
     loop {
-        state = match state {
-            RunState::Training => train_step(trainer, callback)?,
-            RunState::Stepped(metrics) => complete_step(trainer, callback, *metrics)?,
-            RunState::Finished => return finish(trainer, callback),
-            RunState::Interrupted => return interrupted(trainer, callback),
+        let metrics = match callback.unvalidated.take() {
+            // A step whose validation was given up is made, and its line is not whole.
+            Some(metrics) => metrics,
+            None if trainer.step() >= trainer.schedule.num_steps() => return finish(trainer, callback),
+            None => match trainer.advance(callback).and_then(|metrics| trainer.check_if_built_on().map(|()| metrics)) {
+                Ok(metrics) => metrics,
+                Err(error) if error.kind() == FaultKind::Interrupted => {
+                    trainer.ranks.listen()?;
+                    if trainer.step() > 0 {
+                        save_unsaved(trainer, callback, SaveKind::Intermediate)?;
+                    }
+                    return interrupted(trainer, callback);
+                }
+                Err(error) => {
+                    go_back(trainer, callback, error)?;
+                    continue;
+                }
+            },
         };
-    }
-}
-
-/// What follows between two steps. A step whose validation was given up is made, and its line is not whole.
-fn next_state(trainer: &Trainer, callback: &mut RunCallback) -> RunState {
-    match callback.unvalidated.take() {
-        Some(metrics) => RunState::Stepped(Box::new(metrics)),
-        None if trainer.step() >= trainer.schedule.num_steps() => RunState::Finished,
-        None => RunState::Training,
-    }
-}
-
-/// Makes a step; where one is lost that the recipe lets go, the run goes back to its last checkpoint.
-fn train_step(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<RunState, Fault> {
-    let error = match trainer.advance(callback).and_then(|metrics| trainer.check_if_built_on().map(|()| metrics)) {
-        Ok(metrics) => return Ok(RunState::Stepped(Box::new(metrics))),
-        Err(error) if error.kind() == FaultKind::Interrupted => {
-            trainer.ranks.listen()?;
-            if trainer.step() > 0 {
-                save_unsaved(trainer, callback, SaveKind::Intermediate)?;
-            }
-            return Ok(RunState::Interrupted);
+        complete_step(trainer, callback, metrics)?;
+        if trainer.ranks.signal().is_some() {
+            return interrupted(trainer, callback);
         }
-        Err(error) => error,
-    };
+    }
+}
+
+/// Where a step is lost that the recipe lets go, the run goes back to its last checkpoint.
+fn go_back(trainer: &mut Trainer, callback: &mut RunCallback, error: Fault) -> Result<(), Fault> {
     let why = error.to_string();
-    let lost = trainer.progress.leave_out(error, OnNonFinite::Rollback, &trainer.recipe.train)?;
+    let lost = leave_out(&mut trainer.state.skipped_steps, error, OnNonFinite::Rollback, &trainer.recipe.train)?;
     // The first rank sets aside what is damaged, before the others look.
     let found = trainer.ranks.world.first("going back to a checkpoint", || newest(&trainer.dir))?;
     let newest = found.map_or_else(|| newest(&trainer.dir), Ok)?;
     trainer.load(&newest)?;
     trainer.load_optimizer(&newest)?;
-    callback.gone_back(trainer, &format!("{why}: back to `{}`, and without step {lost}", newest.display()))?;
-    Ok(next_state(trainer, callback))
+    callback.gone_back(trainer, &format!("{why}: back to `{}`, and without step {lost}", newest.display()))
 }
 
 /// Validates after a step where that is due, writes the step's line, and saves where that is due or asked for.
-fn complete_step(trainer: &mut Trainer, callback: &mut RunCallback, metrics: StepMetrics) -> Result<RunState, Fault> {
+fn complete_step(trainer: &mut Trainer, callback: &mut RunCallback, metrics: StepMetrics) -> Result<(), Fault> {
     let validation = match trainer.is_eval_due().then(|| trainer.validate(callback)).transpose() {
         Err(error) if error.kind() == FaultKind::Interrupted => {
-            trainer.progress.owes_validation = true;
+            trainer.state.owes_validation = true;
             trainer.ranks.listen()?;
             None
         }
         Err(error) => {
-            trainer.progress.owes_validation = true;
+            trainer.state.owes_validation = true;
             callback.stepped(metrics, None)?;
             // What cannot be saved either is not what this is about.
             if let Ok(dir) = trainer.save(trainer.save_due().unwrap_or(SaveKind::Intermediate)) {
@@ -184,7 +172,7 @@ fn complete_step(trainer: &mut Trainer, callback: &mut RunCallback, metrics: Ste
     if let Some(kind) = due.or(is_asked.then_some(SaveKind::Intermediate)) {
         callback.saved(trainer.save(kind)?);
     }
-    Ok(if trainer.ranks.signal().is_some() { RunState::Interrupted } else { next_state(trainer, callback) })
+    Ok(())
 }
 
 fn save_unsaved(trainer: &Trainer, callback: &RunCallback, kind: SaveKind) -> Result<(), Fault> {
@@ -204,14 +192,12 @@ fn finish(trainer: &Trainer, callback: &mut RunCallback) -> Result<RunOutcome, F
     callback.output_fault.take().map_or(Ok(ended), Err)
 }
 
-/// The end of a run that was asked to stop.
 fn interrupted(trainer: &Trainer, callback: &RunCallback) -> Result<RunOutcome, Fault> {
     let summary = callback.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
     let signal = Some(trainer.ranks.signal().unwrap_or_default());
     Ok(RunOutcome { signal, memory: trainer.memory_by_part(), summary })
 }
 
-/// Handlers of signals that cannot be installed.
 pub(super) fn no_signals(error: &std::io::Error) -> Fault {
     let message = format!("can't watch for signals: {error}");
     Fault::new(Exit::Failed, message).with_hint("a run must be able to save when it is interrupted")

@@ -21,7 +21,6 @@ pub(super) struct SavedSplit {
     origins: Option<BTreeMap<String, String>>,
 }
 
-/// Some samples of a data file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedSamples {
     file: String,
@@ -57,8 +56,7 @@ impl SavedSplit {
         files::write_atomic(&dir.join(SPLIT), &files::to_json(&split))
     }
 
-    /// Fails where the data are not those that the run in `dir` began with; false where it has not written them down, as an earlier version
-    /// that was cut short.
+    /// Fails where the data are not those that the run in `dir` began with; false where an earlier version, cut short, has not noted them.
     pub(super) fn check(data: &Splits, dir: &Path, model: &Path) -> Result<bool, Fault> {
         let path = dir.join(SPLIT);
         let Some(bytes) = files::read_if_there(&path, FileKind::Record)? else { return Ok(false) };

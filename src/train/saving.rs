@@ -4,13 +4,12 @@ use std::path::{Path, PathBuf};
 
 use tch::Device;
 
-use super::ranks::of_trained;
+use super::ranks::{check_same, of_trained};
 use super::step::first_not_finite;
-use super::{Trainer, build};
-use super::{not_saved, other_model};
-use crate::checkpoint::{self, CARD, FINAL, OptimizerTensors, SampleCounts, SaveKind, Snapshot, TrainState};
-use crate::data::Dataset;
+use super::{Trainer, build, not_saved, other_model};
+use crate::checkpoint::{self, CARD, FINAL, OptimizerTensors, SaveKind, Snapshot, TrainState};
 use crate::export::{KV_POLICY, PolicyFile, Trained, card_of_run};
+use crate::files;
 use crate::model::has_fingerprint;
 use crate::recipe::{Difference, Weights};
 use crate::report::console;
@@ -30,11 +29,11 @@ impl Trainer {
         let trained = self.model.take_saved(parameters);
         build::take_parameters(&self.model, &trained, dir)?;
         build::load_gates(&mut self.model, dir)?;
-        let progress = &mut self.progress;
-        (progress.step, progress.total_tokens, progress.best) = (state.step, state.total_tokens, state.best);
-        progress.skipped.extend(&state.skipped_steps);
-        progress.owes_validation = state.owes_validation;
-        progress.unchecked_metrics = state.unchecked_metrics;
+        let own = &mut self.state;
+        (own.step, own.total_tokens, own.best) = (state.step, state.total_tokens, state.best);
+        own.skipped_steps.extend(state.skipped_steps);
+        own.owes_validation = state.owes_validation;
+        own.unchecked_metrics = state.unchecked_metrics;
         // What the optimiser holds now is about to be replaced, and may be why an earlier checkpoint is loaded.
         let parameters = self.model.parameters();
         if let Some(name) = first_not_finite(parameters.iter().map(|(name, tensor)| (&name[..], tensor))) {
@@ -72,24 +71,22 @@ impl Trainer {
 
     /// The position in the data is one in these files, and the best validation one of these samples.
     fn check_data(&self, state: &TrainState) -> Result<(), Fault> {
-        let validation = self.data.validation.as_ref();
-        for (hash, data) in [(Some(&state.data_hash), Some(&self.data.train)), (state.validation_hash.as_ref(), validation)] {
-            if let Some(data) = data
-                && hash.is_none_or(|hash| *hash != data.hash())
-            {
-                return Err(other_data(data.path()));
-            }
+        if state.data_hash != self.state.data_hash {
+            return Err(other_data(self.data.train.path()));
         }
-        Ok(())
+        match &self.data.validation {
+            Some(data) if state.validation_hash != self.state.validation_hash => Err(other_data(data.path())),
+            _ => Ok(()),
+        }
     }
 
     /// Why the step just made is saved, if it is.
     pub(super) fn save_due(&self) -> Option<SaveKind> {
         let saving = &self.recipe.checkpoint;
-        if self.progress.step.is_multiple_of(saving.save_interval) {
+        if self.state.step.is_multiple_of(saving.save_interval) {
             return Some(SaveKind::Regular);
         }
-        saving.intermediate_save_interval.filter(|i| self.progress.step.is_multiple_of(*i)).map(|_| SaveKind::Intermediate)
+        saving.intermediate_save_interval.filter(|i| self.state.step.is_multiple_of(*i)).map(|_| SaveKind::Intermediate)
     }
 
     /// The first rank writes a checkpoint, for which the others wait.
@@ -97,34 +94,20 @@ impl Trainer {
         self.require_finite()?;
         // A rank that computes otherwise, on another kind of machine say, is told before what it has made is kept.
         if self.ranks.are_several() {
-            self.ranks.check_same("about to save", of_trained(&self.model)?)?;
+            check_same(&self.ranks.world, "about to save", of_trained(&self.model)?)?;
         }
         let dir = self.shard.write(&self.ranks, self.optimizer.state(), |state| self.write(kind, state))?;
         if matches!(kind, SaveKind::Regular | SaveKind::Intermediate) {
-            self.saved.set(Some(self.progress.step));
+            self.saved.set(Some(self.state.step));
         }
         Ok(dir)
     }
 
     fn write(&self, kind: SaveKind, optimizer: &dyn OptimizerTensors) -> Result<PathBuf, Fault> {
-        let parameters = self.model.parameters();
-        let progress = &self.progress;
-        let mut state = TrainState::new(progress.step, self.recipe.train.seed, kind, &parameters);
-        state.total_tokens = progress.total_tokens;
-        state.best.clone_from(&progress.best);
-        state.skipped_steps = progress.skipped.iter().copied().collect();
-        state.owes_validation = progress.owes_validation;
-        state.threads = Some(tch::get_num_threads());
-        state.unchecked_metrics = progress.unchecked_metrics;
-        state.settings = Some(self.recipe.fixed_settings());
-        state.model_hash.clone_from(&self.model_hash);
-        state.data_hash = self.data.train.hash();
-        state.validation_hash = self.data.validation.as_ref().map(Dataset::hash);
-        let validation = self.data.validation.as_ref().map_or(0, Dataset::len);
-        state.samples = Some(SampleCounts { train: self.data.train.len(), validation });
+        let state = TrainState { kind, ..self.state.clone() };
         let base_model = self.recipe.model.path.display().to_string();
-        let policy = PolicyFile::record(&self.recipe, &self.model, &self.model_hash, &self.trial)?;
-        let mut beside = vec![(KV_POLICY.to_owned(), policy.to_json())];
+        let policy = PolicyFile::record(&self.recipe, &self.model, &self.state.model_hash, &self.trial)?;
+        let mut beside = vec![(KV_POLICY.to_owned(), files::to_json(&policy))];
         if kind == SaveKind::Final {
             beside.extend(self.companions.iter().cloned());
             beside.push((CARD.to_owned(), self.card(&state)?.into_bytes()));
@@ -141,21 +124,30 @@ impl Trainer {
             base: None,
             recipe: Some(&self.recipe),
             state: Some(state.clone()),
-            metrics: metrics::read(&self.dir.join(METRICS), self.progress.step)?,
+            metrics: metrics::read(&self.dir.join(METRICS), self.state.step)?,
             results: Vec::new(),
             chat_template: None,
         };
-        Ok(card_of_run(&trained, &self.recipe, &self.model_hash))
+        Ok(card_of_run(&trained, &self.recipe, &self.state.model_hash))
     }
 }
 
-/// Keys of a recipe that differ, a line each.
+/// The newest whole checkpoint of a run. What is newer and not whole is told, and set aside where it is damaged.
+pub(super) fn newest(run: &Path) -> Result<PathBuf, Fault> {
+    let found = checkpoint::newest(run)?;
+    let places = checkpoint::set_aside(run, &found)?;
+    for (dir, why) in &found.skipped {
+        let place = places.iter().find(|(from, _)| from == dir).map(|(_, place)| format!("; it is now `{}`", place.display()));
+        console::warning(&format!("skipped `{}`: {why}{}", dir.display(), place.unwrap_or_default()));
+    }
+    Ok(found.dir)
+}
+
 pub(super) fn listed_differences(differences: &[Difference]) -> String {
     let line = |d: &Difference| format!("\n  `{}`: was {}, is {}", d.key, d.before, d.after);
     differences.iter().map(line).collect()
 }
 
-/// The checkpoint `dir` cannot be gone on from.
 fn holds_not_finite(dir: &Path, name: &str) -> Fault {
     let message = format!("cannot resume from checkpoint `{}`: `{}` is not finite", abridged(dir.display()), quoted(name));
     Fault::data(message, "go on from an earlier checkpoint: `kvtune resume RUN --from step-…`")

@@ -1,5 +1,4 @@
-//! How long a run is, and which samples each step takes: a function of the recipe and the lengths, so that a resume needs only
-//! the number of the step.
+//! How long a run is, and which samples each step takes: of recipe, lengths and the step's number alone, so that a resume needs no more.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -17,7 +16,6 @@ pub struct RunSchedule {
 }
 
 impl RunSchedule {
-    /// The schedule of a recipe over training samples of these lengths.
     pub fn new(recipe: &Recipe, lengths: &[usize]) -> Self {
         let (train, order) = (recipe.train.clone(), recipe.data.order);
         let batches = RefCell::new((0, epoch_batches(lengths, train.batch_size, order, train.seed, 0)));

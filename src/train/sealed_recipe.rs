@@ -16,10 +16,7 @@ pub(super) fn write_recipe(recipe: &Recipe, path: &Path) -> Result<(), Fault> {
     files::write_atomic(path, format!("{text}{SEAL}{hash}\n").as_bytes())
 }
 
-/// Whether the recipe of a run can be checked, which one of an earlier version can't.
-///
-/// # Errors
-/// It is not as it was written.
+/// Whether the recipe of a run can be checked, which one of an earlier version can't; fails where it is not as it was written.
 pub(super) fn check_recipe(path: &Path) -> Result<bool, Fault> {
     let bytes = files::read_bytes(path, FileKind::Recipe)?;
     let place = bytes.windows(SEAL.len()).rposition(|window| window == SEAL.as_bytes());

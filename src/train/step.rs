@@ -1,6 +1,6 @@
 //! One optimiser step: micro-batches through the engine, their gradients summed, checked, clipped and applied.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use tch::Tensor;
@@ -12,7 +12,7 @@ use crate::engine::{Engine, MemoryPart, MemoryPlace, MicroBatchContext};
 use crate::measure::MicroBatchPosition;
 use crate::model::Model;
 use crate::optim::{Optimizer, clip_grad_norm, in_one_place};
-use crate::recipe::Recipe;
+use crate::recipe::{OnNonFinite, Recipe, TrainRecipe};
 use crate::report::memory::peak_resident;
 use crate::report::metrics::StepMetrics;
 use crate::store::bytes_of;
@@ -25,7 +25,6 @@ pub struct TrainStep<'a> {
     pub model: &'a Model,
     pub engine: &'a mut Engine,
     pub optimizer: &'a mut Optimizer,
-    /// The ranks that make each step together.
     pub ranks: &'a RunRanks,
 }
 
@@ -54,8 +53,7 @@ impl TrainStep<'_> {
         Ok(StepMetrics { grad_norm: Some(grad_norm), learning_rate: Some(learning_rate), ..metrics })
     }
 
-    /// The gradient of the mean loss over the targets, or sequences, of all micro-batches of all ranks together, so that 8 × 1 = 1 × 8, on every rank; and
-    /// what is known before it is clipped.
+    /// The gradient of the mean loss over all micro-batches of all ranks together, so that 8 × 1 = 1 × 8; and what is known before it is clipped.
     fn gradients(
         &mut self,
         assigned: &MicroBatchAssignment,
@@ -165,15 +163,45 @@ pub(super) fn not_finite(step: u64, message: String, hint: &str) -> Fault {
 }
 
 /// The loss of a step is above the recipe's bound; the optimiser is untouched.
-pub(super) fn loss_too_high(step: u64, loss: f64, most: f64) -> Fault {
+fn loss_too_high(step: u64, loss: f64, most: f64) -> Fault {
     let message = format!("step {step}: the loss is {loss:.4}, above `train.max_loss` = {most}");
     let hint = "what was saved before is intact: look at the data of this step, begin again with a lower `optimizer.learning_rate`, or \
                 resume with `--set train.on_non_finite=rollback`";
     not_finite(step, message, hint)
 }
 
+/// The step that an error lost is left out from now on, where the recipe's way of it is `way` and not too many before it were; else it fails.
+pub(super) fn leave_out(skipped: &mut BTreeSet<u64>, error: Fault, way: OnNonFinite, recipe: &TrainRecipe) -> Result<u64, Fault> {
+    let FaultKind::NotFinite { step } = error.kind() else { return Err(error) };
+    let in_a_row = (1..step).rev().take_while(|before| skipped.contains(before)).count();
+    if recipe.on_non_finite != way || in_a_row >= recipe.max_skipped_steps {
+        return Err(error);
+    }
+    skipped.insert(step);
+    Ok(step)
+}
+
 fn listed_samples(samples: &[u64]) -> String {
     let numbers: Vec<String> = samples.iter().take(8).map(ToString::to_string).collect();
     let more = if samples.len() > 8 { format!(" and {} more", samples.len() - 8) } else { String::new() };
     format!("sample{} {}{more} (counted from 0)", if samples.len() == 1 { "" } else { "s" }, numbers.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_in_a_row_as_the_recipe_allows() {
+        let text = "model.path = '.'\ndata = {format = 'tokens', train = 't'}\nkv_cache = {cache_length = 8, chunk_size = 4}\n\
+                    train = {on_non_finite = 'skip', max_skipped_steps = 2}";
+        let recipe = Recipe::parse(text.to_owned(), "r.toml".as_ref(), &[]).unwrap().recipe.train;
+        let lost = |step| loss_too_high(step, 9.0, 8.0);
+        let mut skipped = BTreeSet::new();
+        let kept = [3, 4, 5, 6, 9].map(|step| leave_out(&mut skipped, lost(step), OnNonFinite::Skip, &recipe).ok());
+        assert_eq!(kept, [Some(3), Some(4), None, Some(6), Some(9)]);
+        assert_eq!(skipped, BTreeSet::from([3, 4, 6, 9]));
+        assert!(leave_out(&mut skipped, lost(10), OnNonFinite::Rollback, &recipe).is_err(), "another way");
+        assert!(leave_out(&mut skipped, Fault::usage("x", "y"), OnNonFinite::Skip, &recipe).is_err(), "another error");
+    }
 }

@@ -1,5 +1,4 @@
-//! The teacher of `head.distill`: the model without its adapter, with a cache that keeps everything. What it predicts is computed once for
-//! each sample and kept beside the run.
+//! The teacher of `head.distill`: the model without its adapter, with a cache that keeps everything, asked once for each sample of a run.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,7 +25,6 @@ const LOG_PROBS: &str = "log_probs";
 /// Places whose logits are held at a time.
 const BLOCK: usize = 64;
 
-/// The model whose predictions `head.distill` learns.
 pub struct Teacher {
     engine: Engine,
     recipe: DistillRecipe,
@@ -72,15 +70,13 @@ impl Teacher {
                 return Err(Fault::interrupted());
             }
             let path = self.dir.as_ref().map(|dir| dir.join(self.name(sequence, &labels)));
-            let mut predict = || model.without_adapter(|model| self.predict(model, sequence, &labels));
             let soft = match path {
                 Some(path) if path.exists() => self.read(&path, sequence.targets.count())?,
-                Some(path) => {
-                    let soft = predict()?;
-                    write(&path, &soft)?;
+                path => {
+                    let soft = model.without_adapter(|model| self.predict(model, sequence, &labels))?;
+                    path.map_or(Ok(()), |path| write(&path, &soft))?;
                     soft
                 }
-                None => predict()?,
             };
             sequence.targets = Targets::Distilled(labels, Arc::new(soft));
         }

@@ -9,7 +9,7 @@ use crate::data::{Batch, Dataset, Splits, Tokenizer, largest_batches};
 use crate::engine::{Engine, Settings};
 use crate::files::{self, Scratch};
 use crate::model::ModelConfig;
-use crate::plan::{Alternative, Decision, Machine, Planner, TrainedPart};
+use crate::plan::{Alternative, Machine, Planner, TrainedPart};
 use crate::recipe::{GradRecipe, KeepGraph, OpenKey, Recipe};
 use crate::report::console;
 use crate::units::{Bytes, Fault};
@@ -17,8 +17,7 @@ use crate::units::{Bytes, Fault};
 /// Batches that are weighed to find the heaviest; of more some are, from the longest to the widest.
 const MAX_BATCHES: usize = 24;
 
-/// The heaviest batch of a training set. Of batches of so many tokens, which may be long or wide, it is the one whose step takes the most
-/// memory in the recipe's tiling.
+/// The batch of a training set, be it long or wide, whose step takes the most memory in the recipe's tiling.
 pub fn heaviest(recipe: &Recipe, config: &ModelConfig, data: &Dataset, machine: Machine) -> Result<Batch, Fault> {
     let mut largest = largest_batches(data.lengths(), recipe.train.batch_size, recipe.data.order);
     if largest.len() > MAX_BATCHES {
@@ -79,19 +78,18 @@ pub fn resolved(
     machine: Machine,
 ) -> Result<(Recipe, Alternative), Fault> {
     recipe.kv_cache = Settings::resolved(config, &recipe.kv_cache, &recipe.grad)?;
-    if recipe.grad.open.is_empty() {
-        let planned = plan(&recipe, config, batch, machine, |planner| planner.keeping(&recipe.grad))?;
-        recipe.grad = planned.grad.clone();
-        if !planned.fits {
-            let found = "more than there is: `kvtune plan` says what would fit";
-            console::note(&format!("a step would take {} at its peak, {found}", planned.words()));
-        }
-        return Ok((recipe, planned));
+    let is_open = !recipe.grad.open.is_empty();
+    let planned = plan(&recipe, config, batch, machine, |planner| {
+        if is_open { planner.decide(&recipe.grad).map(|decision| decision.chosen) } else { planner.keeping(&recipe.grad) }
+    })?;
+    if is_open {
+        console::note(&format!("planned: {}; {} at the peak", planned.grad.tiling(), planned.words()));
+    } else if !planned.fits {
+        let found = "more than there is: `kvtune plan` says what would fit";
+        console::note(&format!("a step would take {} at its peak, {found}", planned.words()));
     }
-    let Decision { chosen, .. } = plan(&recipe, config, batch, machine, |planner| planner.decide(&recipe.grad))?;
-    console::note(&format!("planned: {}; {} at the peak", chosen.grad.tiling(), chosen.words()));
-    recipe.grad = chosen.grad.clone();
-    Ok((recipe, chosen))
+    recipe.grad = planned.grad.clone();
+    Ok((recipe, planned))
 }
 
 /// A recipe with its data, in which nothing is open.
@@ -126,7 +124,7 @@ pub(super) fn smaller(
     }
     let open = GradRecipe { open: OpenKey::ALL.to_vec(), keep_graph: KeepGraph::Auto, ..recipe.grad.clone() };
     let batch = heaviest(recipe, config, data, machine).ok()?;
-    let Decision { chosen, .. } = plan(recipe, config, &batch, machine, |planner| planner.decide(&open)).ok()?;
+    let chosen = plan(recipe, config, &batch, machine, |planner| planner.decide(&open)).ok()?.chosen;
     Some(format!("the planner would write `{}`: {} at the peak", chosen.grad.tiling(), chosen.words()))
 }
 
@@ -152,8 +150,7 @@ fn with_fewer_graphs(
     Ok(planned)
 }
 
-/// Opens a recipe's data, shows them to `opened`, and decides what it leaves open for the heaviest batch; `run` is where scratch files
-/// go.
+/// Opens a recipe's data, shows them to `opened`, and decides what it leaves open for the heaviest batch; scratch files go to `run`.
 pub fn resolved_with_data(
     recipe: Recipe,
     config: &ModelConfig,
@@ -168,7 +165,8 @@ pub fn resolved_with_data(
     let engine = engine_of(&Recipe { grad: recipe.grad.closed(), ..recipe.clone() })?;
     let data = machine.including(|| build::open_data(&recipe, config, tokenizer))?;
     opened(&data);
-    build::check_lengths(&engine, &data)?;
+    let held_out = data.validation.iter().flat_map(Dataset::lengths);
+    engine.settings().check_fits(data.train.lengths().iter().chain(held_out).copied().max().unwrap_or(0))?;
     let batch = heaviest(&recipe, config, &data.train, machine)?;
     let (is_open, leaves_graphs) = (!recipe.grad.is_closed(), recipe.grad.keep_graph == KeepGraph::Auto);
     let (mut recipe, mut planned) = resolved(recipe, config, &batch, machine)?;

@@ -8,14 +8,13 @@ use std::time::Instant;
 use tch::Device;
 
 use super::answers::{Validation, ValidationAnswers};
-use super::meter::{ResidentLimit, StepMeter};
-use super::progress::RunProgress;
-use super::ranks::{MicroBatchAssigner, check_even, of_data, of_model, of_recipe};
-use super::step::{TrainStep, first_not_finite, not_finite};
+use super::meter::StepMeter;
+use super::ranks::{MicroBatchAssigner, check_even, check_same, of_data, of_model, of_recipe, resolved_run};
+use super::step::{TrainStep, first_not_finite, leave_out, not_finite};
 use super::teacher::Teacher;
 use super::{ExpectedEvictions, Interrupt, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, build, tiling};
-use crate::checkpoint::Best;
-use crate::data::{Splits, Tokenizer};
+use crate::checkpoint::{Best, SampleCounts, SaveKind, TrainState};
+use crate::data::{Dataset, Splits, Tokenizer};
 use crate::dist::ProcessGroup;
 use crate::engine::{Engine, Observer};
 use crate::eval::{self, DatasetRun};
@@ -29,13 +28,12 @@ use crate::recipe::{BatchSize, OnNonFinite, OnOutOfMemory, Recipe};
 use crate::report::console;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::{KeptMetrics, METRICS, MetricsMark, StepMetrics};
-use crate::units::{Fault, FaultKind, quoted};
+use crate::units::{Bytes, Fault, FaultKind, quoted};
 
 /// What a run is started with beside its recipe.
 #[derive(Clone, Copy)]
 pub struct Start<'a> {
     pub device: Device,
-    /// What ends it before its time.
     pub interrupt: &'a Interrupt,
     pub world: &'a Rc<ProcessGroup>,
     /// Whether its memory is told by part.
@@ -54,21 +52,19 @@ pub struct Trainer {
     /// What the heaviest step was planned to take.
     pub(super) planned: Alternative,
     pub(super) optimizer: Optimizer,
-    /// The part of the optimiser's state that this rank keeps.
     pub(super) shard: ShardedOptimizerState,
     pub(super) ranks: RunRanks,
-    pub(super) progress: RunProgress,
+    /// How far it has come, and what else its checkpoints say; `kind` is each one's own. The hashes are taken when the run begins: it can be
+    /// saved whatever becomes of the base.
+    pub(super) state: TrainState,
     /// The last step with a checkpoint of its own.
     pub(super) saved: Cell<Option<u64>>,
     /// Whether what the last update made is known to be finite.
     is_finite: Cell<bool>,
     memory: Option<MemoryMeter>,
-    limit: ResidentLimit,
+    limit: Bytes,
     answers: Option<ValidationAnswers>,
     teacher: Option<Teacher>,
-    /// The hash of the model; with what follows it is what checkpoints have beside what is trained, read when the run begins: it can be saved
-    /// whatever becomes of the base.
-    pub(super) model_hash: String,
     /// What a checkpoint's policy file is recorded with.
     pub(super) trial: PolicyTrial,
     /// Files that `final` has beside the adapter.
@@ -80,7 +76,7 @@ impl Trainer {
     pub fn new(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Self, Fault> {
         let Start { device, profiles_memory, .. } = start;
         let ranks = RunRanks::new(start.world.clone(), start.interrupt.clone());
-        ranks.check_same("reading the recipe", of_recipe(recipe))?;
+        check_same(start.world, "reading the recipe", of_recipe(recipe))?;
         check_even(&ranks.world, recipe)?;
         build::set_numerics(recipe, device);
         let mut machine = Machine::here(recipe.model.dtype, device).of_ranks(ranks.world.ranks_here(), ranks.world.size());
@@ -90,12 +86,23 @@ impl Trainer {
         }
         let model = build::model(recipe, device)?;
         let model_hash = fingerprint(&recipe.model.path)?;
-        ranks.check_same("loading the model", of_model(&model_hash, &model)?)?;
+        check_same(start.world, "loading the model", of_model(&model_hash, &model)?)?;
         let tokenizer = machine.including(|| Tokenizer::load_if_present(&recipe.model.path))?;
         let resolve = |recipe| tiling::resolved_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {});
-        let ResolvedRun { recipe, planned, engine, data, machine } = ranks.resolved(recipe, dir, resolve)?;
-        ranks.check_same("opening the data", of_data(&data))?;
+        let ResolvedRun { recipe, planned, engine, data, machine } = resolved_run(start.world, recipe, dir, resolve)?;
+        check_same(start.world, "opening the data", of_data(&data))?;
         let schedule = RunSchedule::new(&recipe, data.train.lengths());
+        let validation = data.validation.as_ref();
+        let held_out = validation.map_or(0, Dataset::len);
+        let state = TrainState {
+            model_hash,
+            data_hash: data.train.hash(),
+            validation_hash: validation.map(Dataset::hash),
+            samples: Some(SampleCounts { train: data.train.len(), validation: held_out }),
+            threads: Some(tch::get_num_threads()),
+            settings: Some(recipe.fixed_settings()),
+            ..TrainState::new(0, recipe.train.seed, SaveKind::Regular, &model.parameters())
+        };
         let answers = ValidationAnswers::new(&recipe, &data, tokenizer.as_ref(), &engine, &model)?;
         let teacher = Teacher::new(&recipe, model.config(), Some(dir))?;
         let shard = ShardedOptimizerState::new(&model, &ranks.world);
@@ -107,7 +114,6 @@ impl Trainer {
             assigner: MicroBatchAssigner::new(&recipe, model.config())?,
             trial: PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad)?,
             companions: build::companions_of_end(&recipe)?,
-            model_hash,
             engine,
             ranks,
             dir: dir.to_owned(),
@@ -115,12 +121,12 @@ impl Trainer {
             data,
             schedule,
             machine,
-            limit: ResidentLimit(planned.host),
+            limit: planned.host,
             planned,
             recipe,
             optimizer,
             shard,
-            progress: RunProgress::default(),
+            state,
             saved: Cell::new(None),
             is_finite: Cell::new(true),
             memory,
@@ -130,7 +136,7 @@ impl Trainer {
     }
 
     pub fn step(&self) -> u64 {
-        self.progress.step
+        self.state.step
     }
 
     /// The memory of the heaviest steps of this start by part, where it is watched.
@@ -156,7 +162,7 @@ impl Trainer {
     /// [`Self::require_finite`], where a validation or a save follows the last step: on a GPU the others need not be waited for.
     pub(super) fn check_if_built_on(&self) -> Result<(), Fault> {
         let is_asked = self.ranks.wants_save();
-        let is_last = self.progress.step == self.schedule.num_steps();
+        let is_last = self.state.step == self.schedule.num_steps();
         if is_asked || is_last || self.is_eval_due() || self.save_due().is_some() { self.require_finite() } else { Ok(()) }
     }
 
@@ -165,7 +171,7 @@ impl Trainer {
         if !self.is_finite.get()
             && let Some(name) = self.not_finite()?
         {
-            let step = self.progress.step;
+            let step = self.state.step;
             let hint = "what was saved before is intact: begin again with a lower `optimizer.learning_rate`, or resume with \
                         `--set train.on_non_finite=rollback`";
             return Err(not_finite(step, format!("step {step}: its update made `{}` not finite", quoted(name)), hint));
@@ -177,10 +183,10 @@ impl Trainer {
     /// The metrics up to the last step, all of which must be as they were written.
     pub(super) fn kept_metrics(&self) -> Result<KeptMetrics, Fault> {
         let mark = MetricsMark {
-            step: self.progress.step,
-            total_tokens: self.progress.total_tokens,
-            unchecked: self.progress.unchecked_metrics,
-            is_owed: self.progress.owes_validation,
+            step: self.state.step,
+            total_tokens: self.state.total_tokens,
+            unchecked: self.state.unchecked_metrics,
+            is_owed: self.state.owes_validation,
         };
         KeptMetrics::read(&self.dir.join(METRICS), &mark)
     }
@@ -188,18 +194,18 @@ impl Trainer {
     /// Makes one step, or leaves it out.
     pub(super) fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, Fault> {
         self.require_finite()?;
-        if self.progress.skipped.contains(&(self.progress.step + 1)) {
+        if self.state.skipped_steps.contains(&(self.state.step + 1)) {
             return Ok(self.pass_over("it was lost before"));
         }
         failpoint::pass("run.step").map_err(io_fault("train in", &self.dir))?;
         let began = Instant::now();
-        let step = self.schedule.micro_batches(self.progress.step);
+        let step = self.schedule.micro_batches(self.state.step);
         let mut assigned = self.assigner.assign(&step, &self.data.train, &self.recipe, self.model.config(), &self.ranks)?;
         if let Some(teacher) = &self.teacher {
             let softened = assigned.batches.iter_mut().try_for_each(|batch| teacher.soften(&mut self.model, batch, observer));
             self.ranks.world.agree("asking the teacher", softened)?;
         }
-        let rate = learning_rate(&self.recipe.optimizer, self.progress.step, self.schedule.num_steps());
+        let rate = learning_rate(&self.recipe.optimizer, self.state.step, self.schedule.num_steps());
         let (memory, limit) = (self.memory.as_mut(), Some(&mut self.limit));
         let mut callback = StepMeter { memory, limit, ..StepMeter::of(observer) };
         let mut train_step = TrainStep {
@@ -209,25 +215,25 @@ impl Trainer {
             optimizer: &mut self.optimizer,
             ranks: &self.ranks,
         };
-        let made = match train_step.step(&assigned, self.progress.step, rate, &mut callback) {
+        let made = match train_step.step(&assigned, self.state.step, rate, &mut callback) {
             Ok(made) => made,
             Err(error) => {
                 let error = self.advised(error);
                 let why = error.to_string();
-                self.progress.leave_out(error, OnNonFinite::Skip, &self.recipe.train)?;
+                leave_out(&mut self.state.skipped_steps, error, OnNonFinite::Skip, &self.recipe.train)?;
                 return Ok(self.pass_over(&why));
             }
         };
         self.shard.exchange_updates(&self.ranks.world, &self.model)?;
         self.is_finite.set(false);
-        let epoch = self.schedule.epoch(self.progress.step);
-        self.progress.step += 1;
-        self.progress.total_tokens += made.tokens;
+        let epoch = self.schedule.epoch(self.state.step);
+        self.state.step += 1;
+        self.state.total_tokens += made.tokens;
         let seconds = began.elapsed().as_secs_f64();
         Ok(StepMetrics {
-            step: self.progress.step,
+            step: self.state.step,
             epoch,
-            total_tokens: self.progress.total_tokens,
+            total_tokens: self.state.total_tokens,
             seconds,
             tokens_per_second: made.tokens as f64 / seconds,
             peak_memory: made.peak_memory.max(peak_resident().0),
@@ -237,13 +243,13 @@ impl Trainer {
 
     /// Counts the next step without making it.
     fn pass_over(&mut self, why: &str) -> StepMetrics {
-        let epoch = self.schedule.epoch(self.progress.step);
-        self.progress.step += 1;
+        let epoch = self.schedule.epoch(self.state.step);
+        self.state.step += 1;
         StepMetrics {
-            step: self.progress.step,
+            step: self.state.step,
             epoch,
             skipped: Some(why.to_owned()),
-            total_tokens: self.progress.total_tokens,
+            total_tokens: self.state.total_tokens,
             peak_memory: peak_resident().0,
             ..StepMetrics::default()
         }
@@ -267,7 +273,7 @@ impl Trainer {
     /// Whether the step just made is followed by a validation.
     pub(super) fn is_eval_due(&self) -> bool {
         self.data.validation.is_some()
-            && (self.progress.step == self.schedule.num_steps() || self.progress.step.is_multiple_of(self.recipe.eval.interval))
+            && (self.state.step == self.schedule.num_steps() || self.state.step.is_multiple_of(self.recipe.eval.interval))
     }
 
     /// Scores the validation split, and notes whether it is the best so far.
@@ -288,9 +294,9 @@ impl Trainer {
         let mut validation = Validation { scores, answers, is_best: false };
         let value = validation.value(options.metric);
         let is_better = |best: &Best| options.mode.prefers(value, best.value);
-        validation.is_best = self.progress.step > 0 && self.progress.best.as_ref().is_none_or(is_better);
+        validation.is_best = self.state.step > 0 && self.state.best.as_ref().is_none_or(is_better);
         if validation.is_best {
-            self.progress.best = Some(Best { metric: options.metric.name().to_owned(), value, step: self.progress.step });
+            self.state.best = Some(Best { metric: options.metric.name().to_owned(), value, step: self.state.step });
         }
         Ok(Some(validation))
     }
@@ -345,7 +351,7 @@ mod tests {
                 assert!(before.allclose(after, 0.0, 0.0, true), "{name}");
             }
         }
-        assert_eq!((trainer.step(), trainer.progress.total_tokens), (1, 28));
+        assert_eq!((trainer.step(), trainer.state.total_tokens), (1, 28));
     }
 
     /// Gives up at the n-th event.

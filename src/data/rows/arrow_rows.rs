@@ -14,7 +14,7 @@ use crate::data::arrow_file::{MAGIC, footer, part};
 use crate::data::faults;
 use crate::data::guard::WorkLimits;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
-use crate::files::map_file;
+use crate::files::{FileKind, map_file};
 use crate::native::arrow_buffer;
 use crate::units::Fault;
 
@@ -31,7 +31,7 @@ pub(super) fn each<E: From<Fault>>(path: &Path, limit: usize, sink: Sink<'_, E>)
     let broken = |message: String| faults::unreadable(path, "Arrow", &message);
     // Lists of nothing take no byte, and words of a dictionary one for each use.
     let limits = WorkLimits::of("data", path, 16, 1.0);
-    let file = arrow_buffer(&map_file(path)?);
+    let file = arrow_buffer(&map_file(path, FileKind::Data)?);
     let bounded = file.len().min(limit);
     let open = || if file.starts_with(MAGIC) { file_batches(file) } else { stream_batches(&file) };
     let mut next = limits.guarded(bounded, open).map_err(broken)?;

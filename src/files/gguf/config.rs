@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::file::GgufFile;
+use super::header::ARCHITECTURE;
 use crate::units::{Fault, listed, quoted};
 
 /// llama.cpp's name of an architecture, Transformers' of the family, and of its class without the ending.
@@ -22,56 +23,12 @@ const FAMILIES: [(&str, &str, &str); 11] = [
 
 const ORIGINAL: &str = "original_max_position_embeddings";
 /// Which layers slide, and the base of their rotations.
-const PATTERN: &str = "attention.sliding_window_pattern";
-const BASE_OF_SLIDING: &str = "rope.freq_base_swa";
-
-pub(super) const ARCHITECTURE: &str = "general.architecture";
+const PATTERN: &str = ".attention.sliding_window_pattern";
+const BASE_OF_SLIDING: &str = ".rope.freq_base_swa";
 
 /// llama.cpp's name of the architecture of a family, where its tensors are known by name.
 pub fn architecture_of(model_type: &str) -> Option<&'static str> {
     FAMILIES.iter().find(|(_, family, _)| *family == model_type).map(|(architecture, ..)| *architecture)
-}
-
-/// A file's keys under the name of its architecture.
-struct Keys<'a> {
-    file: &'a GgufFile,
-    architecture: &'a str,
-}
-
-impl Keys<'_> {
-    fn named(&self, key: &str) -> String {
-        format!("{}.{key}", self.architecture)
-    }
-
-    fn required(&self, key: &str) -> Result<usize, Fault> {
-        self.file.required(&self.named(key))
-    }
-
-    fn count(&self, key: &str) -> Result<Option<usize>, Fault> {
-        self.file.count(&self.named(key))
-    }
-
-    fn number(&self, key: &str) -> Result<Option<f64>, Fault> {
-        self.file.number(&self.named(key))
-    }
-
-    fn missing(&self, key: &str) -> Fault {
-        self.file.missing(&self.named(key))
-    }
-
-    fn text(&self, key: &str) -> Result<Option<&str>, Fault> {
-        self.file.text(&self.named(key))
-    }
-
-    /// A number of all layers, or a list of one for each, which must be the same.
-    fn count_of_layers(&self, key: &str) -> Result<Option<usize>, Fault> {
-        let name = self.named(key);
-        let Some(list) = self.file.integers(&name) else { return self.count(key) };
-        match list {
-            [first, others @ ..] if *first > 0 && others.iter().all(|other| other == first) => Ok(Some(*first as usize)),
-            _ => Err(self.file.wrong(&format!("`{name}` differs from layer to layer, expected one number"))),
-        }
-    }
 }
 
 /// What the file says as a `config.json` would.
@@ -83,16 +40,15 @@ pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Value, Fault> {
         let message = format!("`{ARCHITECTURE}` is `{}`, expected one of {}", quoted(architecture), listed(&known));
         return Err(file.wrong(&message).with_hint("take the model in Hugging Face's format, if models.md has its family"));
     };
-    let keys = Keys { file, architecture };
-    let window = keys.count("attention.sliding_window")?.filter(|&window| window > 0);
-    let num_experts = keys.count("expert_count")?.unwrap_or(0);
+    let window = file.count(".attention.sliding_window")?.filter(|&window| window > 0);
+    let num_experts = file.count(".expert_count")?.unwrap_or(0);
     let model_type = match *family {
         "llama" if num_experts > 0 => "mixtral",
         "llama" if window.is_some() => "mistral",
         family => family,
     };
     let class = FAMILIES.iter().find(|(_, family, _)| *family == model_type).map_or("", |(.., class)| class);
-    let mut config = shape(&keys)?;
+    let mut config = shape(file)?;
     config["model_type"] = model_type.into();
     config["architectures"] = json!([format!("{class}ForCausalLM")]);
     if model_type == "llama" {
@@ -111,17 +67,17 @@ pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Value, Fault> {
             config[key] = id.into();
         }
     }
-    set_experts(&mut config, &keys, num_experts)?;
+    set_experts(&mut config, file, num_experts)?;
     if model_type.starts_with("gemma") {
-        set_gemma(&mut config, &keys)?;
+        set_gemma(&mut config, file)?;
     }
     if matches!(model_type, "gemma2" | "gpt_oss") {
-        refuse_other_windows(&keys)?;
+        refuse_other_windows(file)?;
     }
-    let rope = rope(&keys, model_type)?;
+    let rope = rope(file, model_type)?;
     config["rope_parameters"] = match model_type {
         "gemma3_text" => {
-            let theta = keys.number(BASE_OF_SLIDING)?.unwrap_or(10_000.0);
+            let theta = file.number(BASE_OF_SLIDING)?.unwrap_or(10_000.0);
             json!({"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}})
         }
         _ => rope,
@@ -136,12 +92,11 @@ pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Value, Fault> {
 }
 
 /// Fails where another program would let other layers slide than every second one, or rotate them otherwise.
-fn refuse_other_windows(keys: &Keys<'_>) -> Result<(), Fault> {
-    let wrong = |key, found: String, expected: String| {
-        Err(keys.file.wrong(&format!("`{}` is {found}, expected {expected}", keys.named(key))))
-    };
-    let base = keys.number("rope.freq_base")?.unwrap_or(10_000.0);
-    match (keys.count(PATTERN)?, keys.number(BASE_OF_SLIDING)?) {
+fn refuse_other_windows(file: &GgufFile) -> Result<(), Fault> {
+    let wrong =
+        |key, found: String, expected: String| Err(file.wrong(&format!("`{}` is {found}, expected {expected}", file.named(key))));
+    let base = file.number(".rope.freq_base")?.unwrap_or(10_000.0);
+    match (file.count(PATTERN)?, file.number(BASE_OF_SLIDING)?) {
         (Some(found), _) if found != 2 => wrong(PATTERN, found.to_string(), "2".into()),
         (_, Some(found)) if (found - base).abs() > 0.0 => wrong(BASE_OF_SLIDING, found.to_string(), base.to_string()),
         _ => Ok(()),
@@ -149,27 +104,37 @@ fn refuse_other_windows(keys: &Keys<'_>) -> Result<(), Fault> {
 }
 
 /// The keys that a `config.json` of any family has.
-fn shape(keys: &Keys<'_>) -> Result<Value, Fault> {
-    let (heads, eps) = (keys.required("attention.head_count")?, "attention.layer_norm_rms_epsilon");
+fn shape(file: &GgufFile) -> Result<Value, Fault> {
+    let (heads, eps) = (file.required(".attention.head_count")?, ".attention.layer_norm_rms_epsilon");
     // What a model of experts alone has no need of, a `config.json` still has.
-    let width = keys.count("feed_forward_length")?.or(keys.count("expert_feed_forward_length")?);
+    let width = file.count(".feed_forward_length")?.or(file.count(".expert_feed_forward_length")?);
     Ok(json!({
-        "hidden_size": keys.required("embedding_length")?,
-        "num_hidden_layers": keys.required("block_count")?,
+        "hidden_size": file.required(".embedding_length")?,
+        "num_hidden_layers": file.required(".block_count")?,
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.count_of_layers("attention.head_count_kv")?.unwrap_or(heads),
-        "head_dim": head_dim(keys)?,
-        "intermediate_size": width.ok_or_else(|| keys.missing("feed_forward_length"))?,
-        "max_position_embeddings": keys.required("context_length")?,
-        "vocab_size": vocab_size(keys)?,
-        "tie_word_embeddings": keys.file.get("output.weight").is_none(),
-        "rms_norm_eps": keys.number(eps)?.ok_or_else(|| keys.missing(eps))?,
+        "num_key_value_heads": num_kv_heads(file)?.unwrap_or(heads),
+        "head_dim": head_dim(file)?,
+        "intermediate_size": width.ok_or_else(|| file.missing(".feed_forward_length"))?,
+        "max_position_embeddings": file.required(".context_length")?,
+        "vocab_size": vocab_size(file)?,
+        "tie_word_embeddings": file.get("output.weight").is_none(),
+        "rms_norm_eps": file.number(eps)?.ok_or_else(|| file.missing(eps))?,
     }))
 }
 
-fn set_experts(config: &mut Value, keys: &Keys<'_>, num_experts: usize) -> Result<(), Fault> {
-    let used = || keys.required("expert_used_count");
-    let width = || keys.required("expert_feed_forward_length");
+/// A number of all layers, or a list of one for each, which must be the same.
+fn num_kv_heads(file: &GgufFile) -> Result<Option<usize>, Fault> {
+    let key = ".attention.head_count_kv";
+    match file.integers(key) {
+        None => file.count(key),
+        Some([first, others @ ..]) if *first > 0 && others.iter().all(|other| other == first) => Ok(Some(*first as usize)),
+        Some(_) => Err(file.wrong(&format!("`{}` differs from layer to layer, expected one number", file.named(key)))),
+    }
+}
+
+fn set_experts(config: &mut Value, file: &GgufFile, num_experts: usize) -> Result<(), Fault> {
+    let used = || file.required(".expert_used_count");
+    let width = || file.required(".expert_feed_forward_length");
     let model_type = config["model_type"].as_str().unwrap_or_default().to_owned();
     match &model_type[..] {
         "mixtral" | "gpt_oss" => {
@@ -187,65 +152,65 @@ fn set_experts(config: &mut Value, keys: &Keys<'_>, num_experts: usize) -> Resul
             config["norm_topk_prob"] = true.into();
         }
         _ if num_experts > 0 => {
-            let key = keys.named("expert_count");
-            return Err(keys.file.wrong(&format!("`{key}` is {num_experts}: experts of this architecture are not known")));
+            let key = file.named(".expert_count");
+            return Err(file.wrong(&format!("`{key}` is {num_experts}: experts of this architecture are not known")));
         }
         _ => {}
     }
     Ok(())
 }
 
-fn set_gemma(config: &mut Value, keys: &Keys<'_>) -> Result<(), Fault> {
+fn set_gemma(config: &mut Value, file: &GgufFile) -> Result<(), Fault> {
     // The 27B models divide the width among the heads, whatever a head's own is.
-    let num_layers = keys.required("block_count")?;
+    let num_layers = file.required(".block_count")?;
     let is_27b = [("gemma2", 46), ("gemma3_text", 62)].iter().any(|one| config["model_type"] == one.0 && num_layers == one.1);
-    let heads = keys.required("attention.head_count")?.max(1);
-    let scale = if is_27b { keys.required("embedding_length")? / heads } else { head_dim(keys)? };
+    let heads = file.required(".attention.head_count")?.max(1);
+    let scale = if is_27b { file.required(".embedding_length")? / heads } else { head_dim(file)? };
     config["hidden_activation"] = "gelu_pytorch_tanh".into();
     config["query_pre_attn_scalar"] = scale.into();
     for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
-        config[cap] = keys.number(cap)?.into();
+        config[cap] = file.number(&format!(".{cap}"))?.into();
     }
-    if let Some(pattern) = keys.count(PATTERN)?.filter(|_| config["model_type"] == "gemma3_text") {
+    if let Some(pattern) = file.count(PATTERN)?.filter(|_| config["model_type"] == "gemma3_text") {
         config["sliding_window_pattern"] = pattern.into();
     }
     Ok(())
 }
 
-fn head_dim(keys: &Keys<'_>) -> Result<usize, Fault> {
-    let (hidden, heads) = (keys.required("embedding_length")?, keys.required("attention.head_count")?);
-    let of = |key| keys.count(key).map(|found| found.unwrap_or(hidden / heads.max(1)));
-    let (key, value) = (of("attention.key_length")?, of("attention.value_length")?);
+fn head_dim(file: &GgufFile) -> Result<usize, Fault> {
+    let (hidden, heads) = (file.required(".embedding_length")?, file.required(".attention.head_count")?);
+    let of = |key| file.count(key).map(|found| found.unwrap_or(hidden / heads.max(1)));
+    let (key, value) = (of(".attention.key_length")?, of(".attention.value_length")?);
     if key == value {
         return Ok(key);
     }
-    let (of_key, of_value) = (keys.named("attention.key_length"), keys.named("attention.value_length"));
-    Err(keys.file.wrong(&format!("`{of_key}` is {key}, `{of_value}` is {value}, expected the same")))
+    let (of_key, of_value) = (file.named(".attention.key_length"), file.named(".attention.value_length"));
+    Err(file.wrong(&format!("`{of_key}` is {key}, `{of_value}` is {value}, expected the same")))
 }
 
-fn vocab_size(keys: &Keys<'_>) -> Result<usize, Fault> {
+fn vocab_size(file: &GgufFile) -> Result<usize, Fault> {
     // The matrix decides: some files pad it, and keep the number of what is used.
-    match keys.file.get("token_embd.weight") {
+    match file.get("token_embd.weight") {
         Some(embedding) => Ok(embedding.shape[0]),
-        None => keys.required("vocab_size"),
+        None => file.required(".vocab_size"),
     }
 }
 
-fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
-    let head_dim = head_dim(keys)?;
-    let mut table = json!({ "rope_theta": keys.number("rope.freq_base")?.unwrap_or(10_000.0) });
-    let rotary = keys.count("rope.dimension_count")?.unwrap_or(head_dim);
+fn rope(file: &GgufFile, model_type: &str) -> Result<Value, Fault> {
+    let head_dim = head_dim(file)?;
+    let mut table = json!({ "rope_theta": file.number(".rope.freq_base")?.unwrap_or(10_000.0) });
+    let rotary = file.count(".rope.dimension_count")?.unwrap_or(head_dim);
     if rotary < head_dim {
         table["partial_rotary_factor"] = (rotary as f64 / head_dim as f64).into();
     }
-    let original = keys.count("rope.scaling.original_context_length")?;
-    let factors = |name: &str| keys.file.floats(name, rotary / 2);
+    let original = file.count(".rope.scaling.original_context_length")?;
+    let factors = |name: &str| file.floats(name, rotary / 2);
     if let (Some(long), Some(short)) = (factors("rope_factors_long.weight")?, factors("rope_factors_short.weight")?) {
         table["rope_type"] = "longrope".into();
         table["long_factor"] = long.into();
         table["short_factor"] = short.into();
         table[ORIGINAL] = original.into();
-        if let Some(factor) = keys.number("rope.scaling.attn_factor")? {
+        if let Some(factor) = file.number(".rope.scaling.attn_factor")? {
             table["attention_factor"] = factor.into();
         }
         return Ok(table);
@@ -256,12 +221,12 @@ fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
         table["long_factor"] = divisors.clone().into();
         table["short_factor"] = divisors.into();
         table["attention_factor"] = 1.0.into();
-        table[ORIGINAL] = keys.required("context_length")?.into();
+        table[ORIGINAL] = file.required(".context_length")?.into();
         return Ok(table);
     }
     // Files may name a factor without a kind, the oldest by another key.
-    let factor = keys.number("rope.scaling.factor")?.or(keys.number("rope.scale_linear")?).filter(|factor| factor.abs() > 0.0);
-    let kind = keys.text("rope.scaling.type")?.or(factor.map(|_| "linear")).unwrap_or("none");
+    let factor = file.number(".rope.scaling.factor")?.or(file.number(".rope.scale_linear")?).filter(|factor| factor.abs() > 0.0);
+    let kind = file.text(".rope.scaling.type")?.or(factor.map(|_| "linear")).unwrap_or("none");
     match kind {
         "none" => table["rope_type"] = "default".into(),
         "linear" if factor.is_none() => table["rope_type"] = "default".into(),
@@ -270,13 +235,13 @@ fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
             table["factor"] = factor.into();
         }
         _ => {
-            let (key, kind) = (keys.named("rope.scaling.type"), quoted(kind));
+            let (key, kind) = (file.named(".rope.scaling.type"), quoted(kind));
             let reason = format!("`{key}` is `{kind}`, expected `none`, `linear` or `yarn`, or `longrope` with its lists");
-            return Err(keys.file.wrong(&reason));
+            return Err(file.wrong(&reason));
         }
     }
     if kind == "yarn" {
-        set_yarn(&mut table, keys, original)?;
+        set_yarn(&mut table, file, original)?;
     }
     // As the published configuration of gpt-oss says it, though llama.cpp rounds the range.
     if kind == "yarn" && model_type == "gpt_oss" {
@@ -286,18 +251,18 @@ fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
 }
 
 /// What a table of `yarn` has beside its factor, where it is there.
-fn set_yarn(table: &mut Value, keys: &Keys<'_>, original: Option<usize>) -> Result<(), Fault> {
+fn set_yarn(table: &mut Value, file: &GgufFile, original: Option<usize>) -> Result<(), Fault> {
     if let Some(original) = original {
         table[ORIGINAL] = original.into();
     }
     // By `attn_factor` llama.cpp multiplies what YaRN gives.
-    if let (Some(own), Some(factor)) = (keys.number("rope.scaling.attn_factor")?, table["factor"].as_f64()) {
+    if let (Some(own), Some(factor)) = (file.number(".rope.scaling.attn_factor")?, table["factor"].as_f64()) {
         table["attention_factor"] = (own * (0.1 * factor.max(1.0).ln() + 1.0)).into();
     }
     // Its converter writes `attention_factor` as it is by the first of these names, which counts where both are there.
     let numbers = [("attention_factor", "yarn_attn_factor"), ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")];
     for (key, stored) in numbers {
-        if let Some(value) = keys.number(&format!("rope.scaling.{stored}"))? {
+        if let Some(value) = file.number(&format!(".rope.scaling.{stored}"))? {
             table[key] = value.into();
         }
     }

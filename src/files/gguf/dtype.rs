@@ -35,33 +35,10 @@ pub(super) const DTYPES: [GgufDtype; 16] = [
     dtype(39, "MXFP4", 32, 17),
 ];
 
-/// Types that are known and not read.
-pub(super) const UNREAD: [(u32, &str); 24] = [
-    (4, "Q4_2"),
-    (5, "Q4_3"),
-    (9, "Q8_1"),
-    (15, "Q8_K"),
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
-    (24, "I8"),
-    (25, "I16"),
-    (26, "I32"),
-    (27, "I64"),
-    (28, "F64"),
-    (29, "IQ1_M"),
-    (31, "Q4_0_4_4"),
-    (32, "Q4_0_4_8"),
-    (33, "Q4_0_8_8"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
-    (36, "IQ4_NL_4_4"),
-    (40, "NVFP4"),
-    (41, "Q1_0"),
-];
+/// The names of all types by their numbers, of which some are not read, and those at `-` have none.
+pub(super) const NAMES: &str = "F32 F16 Q4_0 Q4_1 Q4_2 Q4_3 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS \
+     IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 Q4_0_4_4 Q4_0_4_8 Q4_0_8_8 TQ1_0 TQ2_0 IQ4_NL_4_4 - - \
+     MXFP4 NVFP4 Q1_0";
 
 impl GgufDtype {
     pub const F32: Self = dtype(0, "F32", 1, 4);

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::dtype::GgufDtype;
-use super::header::{GgufRecord, GgufValue, Reader, wrong};
+use super::header::{ARCHITECTURE, GgufRecord, GgufStored, GgufValue, Reader, wrong};
 use crate::files::tensors::TensorView;
-use crate::files::{FileKind, Stamp, io_fault, is_there, open_to_read};
+use crate::files::{FileKind, Stamp, io_fault, is_there, map_file};
 use crate::native::{FileMap, locked};
 use crate::units::{Fault, abridged, listed, quoted};
 
@@ -25,14 +25,11 @@ static LAST: Mutex<Option<(Vec<Option<Stamp>>, GgufFile)>> = Mutex::new(None);
 struct GgufPart {
     path: PathBuf,
     map: Arc<FileMap>,
-    keys: BTreeMap<String, GgufValue>,
+    keys: GgufStored,
 }
 
 impl GgufFile {
-    /// The file of a model at `path`, which may be a folder with nothing but one for a model; `None` where the model is in Hugging Face's format.
-    ///
-    /// # Errors
-    /// Several models lie in the folder, or the file is damaged.
+    /// The file of a model at `path`, or of a folder, which must not have several; `None` where the model is in Hugging Face's format.
     pub fn of_model(path: &Path) -> Result<Option<Self>, Fault> {
         let is_gguf = |path: &Path| path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
         if !path.is_dir() {
@@ -116,17 +113,16 @@ impl GgufFile {
         &self.parts[0].path
     }
 
-    /// The bytes of the file that has the keys.
-    pub(super) fn first_part(&self) -> &[u8] {
-        self.parts[0].map.bytes()
+    /// The keys that are kept, with their values, as they lie in the file.
+    pub(super) fn stored_keys(&self, is_kept: impl Fn(&str) -> bool) -> Vec<&[u8]> {
+        let GgufPart { map, keys, .. } = &self.parts[0];
+        let mut places: Vec<_> = keys.iter().filter(|(key, _)| is_kept(key)).map(|(_, (_, place))| place.clone()).collect();
+        places.sort_by_key(|place| place.start);
+        places.into_iter().map(|place| &map.bytes()[place]).collect()
     }
 
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.parts.iter().map(|part| part.path.as_path())
-    }
-
-    fn key(&self, name: &str) -> Option<&GgufValue> {
-        self.parts[0].keys.get(name)
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
@@ -151,26 +147,17 @@ impl GgufFile {
         self.parts[0].wrong(reason)
     }
 
-    fn expected(&self, key: &str, what: &str) -> Fault {
-        match self.key(key) {
-            None => self.missing(key),
-            Some(found) => self.wrong(&format!("`{key}` is {}, expected {what}", found.shown())),
-        }
+    /// A key's name in full: one that begins with a dot is of the file's architecture, as `llama.block_count`.
+    pub fn named(&self, key: &str) -> String {
+        self.parts[0].named(key)
     }
 
-    /// A key's whole number, if it is there.
     pub fn count(&self, key: &str) -> Result<Option<usize>, Fault> {
         self.parts[0].count(key)
     }
 
-    /// What `read` makes of a key, if it is there.
-    fn read<'a, T>(&'a self, key: &str, what: &str, read: impl Fn(&'a GgufValue) -> Option<T>) -> Result<Option<T>, Fault> {
-        let Some(found) = self.key(key) else { return Ok(None) };
-        read(found).map(Some).ok_or_else(|| self.expected(key, what))
-    }
-
     pub fn number(&self, key: &str) -> Result<Option<f64>, Fault> {
-        self.read(key, "a number", |found| match found {
+        self.parts[0].value(key, "a number", |found| match found {
             GgufValue::Float(value) => Some(*value).filter(|value| value.is_finite()),
             GgufValue::Integer(value) => Some(*value as f64),
             _ => None,
@@ -178,25 +165,29 @@ impl GgufFile {
     }
 
     pub fn flag(&self, key: &str) -> Result<Option<bool>, Fault> {
-        self.read(key, "true or false", |found| if let GgufValue::Bool(value) = found { Some(*value) } else { None })
+        self.parts[0].value(key, "true or false", |found| if let GgufValue::Bool(value) = found { Some(*value) } else { None })
     }
 
     pub fn text(&self, key: &str) -> Result<Option<&str>, Fault> {
-        self.read(key, "a text", |found| if let GgufValue::Text(text) = found { Some(&text[..]) } else { None })
+        self.parts[0].value(key, "a text", |found| if let GgufValue::Text(text) = found { Some(&text[..]) } else { None })
     }
 
     pub fn texts(&self, key: &str) -> Result<&[String], Fault> {
-        if let Some(GgufValue::Texts(texts)) = self.key(key) { Ok(texts) } else { Err(self.expected(key, "a list of texts")) }
+        let texts = self.parts[0].value(key, "a list of texts", |found| match found {
+            GgufValue::Texts(texts) => Some(&texts[..]),
+            _ => None,
+        })?;
+        texts.ok_or_else(|| self.missing(key))
     }
 
     /// The numbers of a list, where the key is one.
     pub fn integers(&self, key: &str) -> Option<&[i64]> {
-        if let Some(GgufValue::Integers(list)) = self.key(key) { Some(list) } else { None }
+        if let Some(GgufValue::Integers(list)) = self.parts[0].key(key) { Some(list) } else { None }
     }
 
     /// The numbers of a list of floats, where the key is one.
     pub fn list_of_floats(&self, key: &str) -> Option<&[f32]> {
-        if let Some(GgufValue::Floats(list)) = self.key(key) { Some(list) } else { None }
+        if let Some(GgufValue::Floats(list)) = self.parts[0].key(key) { Some(list) } else { None }
     }
 
     /// The tokens that end a text: a sequence, and a turn.
@@ -222,26 +213,25 @@ impl GgufFile {
     }
 
     pub fn missing(&self, key: &str) -> Fault {
-        self.wrong(&format!("`{key}` is missing"))
+        self.wrong(&format!("`{}` is missing", self.named(key)))
     }
 
     pub fn required(&self, key: &str) -> Result<usize, Fault> {
-        self.count(key)?.ok_or_else(|| self.expected(key, "a whole number"))
+        self.count(key)?.ok_or_else(|| self.missing(key))
     }
 
     pub fn required_text(&self, key: &str) -> Result<&str, Fault> {
-        self.text(key)?.ok_or_else(|| self.expected(key, "a text"))
+        self.text(key)?.ok_or_else(|| self.missing(key))
     }
 }
 
 impl GgufPart {
     /// Maps the part of this number and reads its header; the tensors' bytes are counted from the start of the file.
     fn read(path: &Path, number: usize) -> Result<(Self, Vec<GgufRecord>), Fault> {
-        let file = open_to_read(path, FileKind::Tensors)?;
-        if file.metadata().map_err(io_fault("look at", path))?.len() == 0 {
+        let map = map_file(path, FileKind::Tensors)?;
+        if map.bytes().is_empty() {
             return Err(wrong(path, "it is empty"));
         }
-        let map = Arc::new(FileMap::new(&file).map_err(io_fault("map", path))?);
         let (keys, records) = Reader { path, bytes: map.bytes(), at: 0 }.header(number)?;
         Ok((Self { path: path.to_path_buf(), map, keys }, records))
     }
@@ -250,12 +240,26 @@ impl GgufPart {
         wrong(&self.path, reason)
     }
 
-    fn count(&self, key: &str) -> Result<Option<usize>, Fault> {
-        match self.keys.get(key) {
-            None => Ok(None),
-            Some(GgufValue::Integer(value)) if let Ok(count) = usize::try_from(*value) => Ok(Some(count)),
-            Some(found) => Err(self.wrong(&format!("`{key}` is {}, expected a whole number", found.shown()))),
+    fn named(&self, key: &str) -> String {
+        match self.keys.get(ARCHITECTURE) {
+            Some((GgufValue::Text(architecture), _)) if key.starts_with('.') => format!("{architecture}{key}"),
+            _ => key.to_owned(),
         }
+    }
+
+    fn key(&self, key: &str) -> Option<&GgufValue> {
+        self.keys.get(&self.named(key)).map(|(value, _)| value)
+    }
+
+    /// What `read` makes of a key, if it is there.
+    fn value<'a, T>(&'a self, key: &str, what: &str, read: impl Fn(&'a GgufValue) -> Option<T>) -> Result<Option<T>, Fault> {
+        let Some(found) = self.key(key) else { return Ok(None) };
+        let other = || self.wrong(&format!("`{}` is {}, expected {what}", self.named(key), found.shown()));
+        read(found).map(Some).ok_or_else(other)
+    }
+
+    fn count(&self, key: &str) -> Result<Option<usize>, Fault> {
+        self.value(key, "a whole number", |found| if let GgufValue::Integer(n) = found { usize::try_from(*n).ok() } else { None })
     }
 
     /// The paths of all parts, `X-00001-of-0000N.gguf` and so on.

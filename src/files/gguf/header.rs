@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use super::dtype::{DTYPES, GgufDtype, UNREAD};
+use super::dtype::{DTYPES, GgufDtype, NAMES};
 use crate::units::{Fault, FaultKind, abridged, quoted};
 
 pub(super) const MAGIC: [u8; 4] = *b"GGUF";
@@ -18,6 +18,7 @@ const MAX_DIMS: u32 = 4;
 /// A vocabulary has 262 144 tokens and 514 906 merges at most, of those that are known.
 const MAX_ITEMS: u64 = 1 << 22;
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
+pub(super) const ARCHITECTURE: &str = "general.architecture";
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum GgufValue {
@@ -57,6 +58,9 @@ pub(super) struct GgufRecord {
     pub(super) shape: Vec<usize>,
     pub(super) bytes: Range<usize>,
 }
+
+/// Values by their keys, and where both lie in the file.
+pub(super) type GgufStored = BTreeMap<String, (GgufValue, Range<usize>)>;
 
 /// Reads a header from the front; nothing is allocated that the bytes that are left could not fill.
 pub(super) struct Reader<'a> {
@@ -114,8 +118,7 @@ impl<'a> Reader<'a> {
         Ok(count)
     }
 
-    /// The keys of a part of a file, and its tensors.
-    pub(super) fn header(&mut self, part: usize) -> Result<(BTreeMap<String, GgufValue>, Vec<GgufRecord>), Fault> {
+    pub(super) fn header(&mut self, part: usize) -> Result<(GgufStored, Vec<GgufRecord>), Fault> {
         let magic: [u8; 4] = self.array("the magic number")?;
         if magic != MAGIC {
             return Err(self.wrong("it does not begin with `GGUF`"));
@@ -131,13 +134,13 @@ impl<'a> Reader<'a> {
         let num_keys = self.records(MIN_KEY_BYTES, "key count")?;
         let mut keys = BTreeMap::new();
         for _ in 0..num_keys {
-            let name = self.key_name()?;
+            let (from, name) = (self.at, self.key_name()?);
             let value = self.value(&name)?;
-            if keys.insert(name.clone(), value).is_some() {
+            if keys.insert(name.clone(), (value, from..self.at)).is_some() {
                 return Err(self.wrong(&format!("it has the key `{name}` twice")));
             }
         }
-        let alignment = match keys.get("general.alignment") {
+        let alignment = match keys.get("general.alignment").map(|(value, _)| value) {
             None => DEFAULT_ALIGNMENT,
             Some(GgufValue::Integer(value)) if let Some(found) = u32::try_from(*value).ok().filter(|n| n.is_power_of_two()) => {
                 u64::from(found)
@@ -151,19 +154,6 @@ impl<'a> Reader<'a> {
         let start = (self.at as u64).next_multiple_of(alignment);
         self.place(&mut records, start, part)?;
         Ok((keys, records))
-    }
-
-    /// Where each key lies with its value, in the order of the file.
-    pub(super) fn key_ranges(&mut self) -> Result<Vec<(String, Range<usize>)>, Fault> {
-        self.take((MAGIC.len() + 4 + 8) as u64, "the header")?;
-        let num_keys = self.records(MIN_KEY_BYTES, "key count")?;
-        let mut ranges = Vec::new();
-        for _ in 0..num_keys {
-            let (from, name) = (self.at, self.key_name()?);
-            self.value(&name)?;
-            ranges.push((name, from..self.at));
-        }
-        Ok(ranges)
     }
 
     fn key_name(&mut self) -> Result<String, Fault> {
@@ -245,8 +235,8 @@ impl<'a> Reader<'a> {
         let (id, offset) = (self.u32(&what)?, self.u64(&what)?);
         shape.reverse();
         let Some(dtype) = DTYPES.into_iter().find(|dtype| dtype.id == id) else {
-            let reason = match UNREAD.iter().find(|(number, _)| *number == id) {
-                Some((_, name)) => format!("has the type {name}, which is not read"),
+            let reason = match NAMES.split(' ').nth(id as usize).filter(|name| *name != "-") {
+                Some(name) => format!("has the type {name}, which is not read"),
                 None => format!("has the unknown type {id}"),
             };
             let known: Vec<&str> = DTYPES.iter().map(|dtype| dtype.name).collect();

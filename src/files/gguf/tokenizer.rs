@@ -7,8 +7,7 @@ use serde_json::{Map, Value, json};
 use super::file::GgufFile;
 use crate::units::{Fault, listed, quoted};
 
-/// How texts are split before byte-level BPE, by `tokenizer.ggml.pre`. The patterns are those of the published `tokenizer.json` files; which
-/// name means which, llama.cpp's `llama-vocab.cpp` says.
+/// How texts are split before byte-level BPE, by `tokenizer.ggml.pre` (llama.cpp, `llama-vocab.cpp`), with the published tokenizers' patterns.
 struct PreTokenizer {
     names: &'static [&'static str],
     split: TextSplit,

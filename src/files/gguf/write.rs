@@ -1,13 +1,12 @@
 //! GGUF files as they are written: of an adapter, or with the keys of another file and other tensors.
 
-use std::borrow::Cow;
 use std::path::Path;
 
-use super::config::ARCHITECTURE;
 use super::dtype::GgufDtype;
 use super::file::GgufFile;
-use super::header::{DEFAULT_ALIGNMENT, MAGIC, Reader};
-use crate::files::tensors::{TensorHead, write_in_turn};
+use super::header::{ARCHITECTURE, DEFAULT_ALIGNMENT, MAGIC};
+use crate::files::atomic::write_atomic_with;
+use crate::files::tensors::TensorHead;
 use crate::units::{Bytes, Fault};
 
 impl TensorHead<GgufDtype> {
@@ -16,14 +15,12 @@ impl TensorHead<GgufDtype> {
     }
 }
 
-/// Keys that are not those of the other file: of how many parts it consists, what it is packed as and by which figures, and its template where
-/// there is a new one.
+/// Keys that are not those of the other file: its parts, what it is packed as and by which figures, and its template where there is a new one.
 fn is_own(key: &str, has_template: bool) -> bool {
     let is_of_packing = key.starts_with("split.") || key.starts_with("quantize.") || key == FILE_TYPE || key == PACKING_VERSION;
     is_of_packing || (key == TEMPLATE && has_template)
 }
 
-/// The version of ggml's blocks.
 const PACKING_VERSION: &str = "general.quantization_version";
 const FILE_TYPE: &str = "general.file_type";
 const TEMPLATE: &str = "tokenizer.chat_template";
@@ -86,25 +83,25 @@ pub fn write_gguf(
     let header = keys.header(heads);
     let size = header.len() + heads.iter().map(|head| head.num_bytes().next_multiple_of(keys.alignment)).sum::<usize>();
     crate::files::require_space(path.parent().unwrap_or(path), Bytes(size as u64))?;
-    write_in_turn(path, heads.len() + 1, |part| {
-        let Some(at) = part.checked_sub(1) else { return Ok(Cow::Borrowed(&header)) };
-        let mut bytes = bytes(&heads[at])?;
-        if bytes.len() != heads[at].num_bytes() {
-            return Err(Fault::defect(format!("`{}` has {} bytes", heads[at].name, bytes.len())));
+    write_atomic_with(path, |file| {
+        file.write_all(&header)?;
+        for head in heads {
+            let mut bytes = bytes(head)?;
+            if bytes.len() != head.num_bytes() {
+                return Err(Fault::defect(format!("`{}` has {} bytes", head.name, bytes.len())).into());
+            }
+            bytes.resize(bytes.len().next_multiple_of(keys.alignment), 0);
+            file.write_all(&bytes)?;
         }
-        bytes.resize(bytes.len().next_multiple_of(keys.alignment), 0);
-        Ok(Cow::Owned(bytes))
+        Ok(())
     })
 }
 
 impl GgufFile {
     /// The keys of a file like it most of whose matrices are of the type `dtype`; its chat template may be another one.
     pub fn keys_in(&self, dtype: GgufDtype, template: Option<&str>) -> Result<GgufKeys, Fault> {
-        let first = self.first_part();
-        let mut found = Reader { path: self.path(), bytes: first, at: 0 }.key_ranges()?;
-        found.retain(|(key, _)| !is_own(key, template.is_some()));
-        let count = found.len() as u64;
-        let bytes = found.into_iter().flat_map(|(_, range)| &first[range]).copied().collect();
+        let stored = self.stored_keys(|key| !is_own(key, template.is_some()));
+        let (count, bytes) = (stored.len() as u64, stored.concat());
         let alignment = self.count("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT as usize);
         let mut keys = GgufKeys { count, bytes, alignment };
         keys.push(FILE_TYPE, U32, &dtype.file_type().to_le_bytes());

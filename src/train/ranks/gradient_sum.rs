@@ -9,8 +9,7 @@ use crate::model::Model;
 use crate::ops::attention::zero_sum_of;
 use crate::units::Fault;
 
-/// The sum of `own` over all ranks, by parameter: parts of the buffers in which it was made. A rank that has run nothing has none of its
-/// own, and adds nothing.
+/// The sum of `own` over all ranks, by parameter: parts of the buffers in which it was made. A rank that has run nothing adds nothing.
 pub(in crate::train) fn sum_over(
     world: &ProcessGroup,
     model: &Model,

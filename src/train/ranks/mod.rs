@@ -13,5 +13,5 @@ pub(super) use gradient_sum::sum_over;
 pub use optimizer_state::ShardedOptimizerState;
 pub(super) use reports::{MicroBatchReport, RankReport, loss_sum, metrics_of, suspects};
 pub use run_ranks::{RunRanks, check_even};
+pub(super) use same::{check_same, of_data, of_model, of_recipe, of_trained, resolved_run};
 pub use same::{check_same_evaluation, resolved_alike};
-pub(super) use same::{of_data, of_model, of_recipe, of_trained};

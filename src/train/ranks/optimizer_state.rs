@@ -61,8 +61,7 @@ impl ShardedOptimizerState {
         model.parameters().into_iter().filter_map(owned).try_for_each(|(rank, parameter)| world.overwrite(&parameter, rank))
     }
 
-    /// Lets the first rank `write` the state of all, of which `own` is this rank's. The others bring theirs, tensor by tensor, until that has
-    /// ended.
+    /// Lets the first rank `write` the state of all, of which `own` is this rank's, and the others bring theirs tensor by tensor meanwhile.
     pub(in crate::train) fn write<T>(
         &self,
         ranks: &RunRanks,
@@ -139,7 +138,7 @@ mod tests {
 
     use super::super::super::tests::as_ranks;
     use super::super::super::{Interrupt, Start, Trainer, build};
-    use super::super::of_trained;
+    use super::super::{check_same, of_trained};
     use super::*;
     use crate::engine::NoObserver;
     use crate::files::TensorFile;
@@ -182,7 +181,7 @@ mod tests {
             optimizer.step(&model.parameters(), &gradients, 0.01);
             parts.exchange_updates(world, &model).unwrap();
         }
-        ranks.check_same("having updated", of_trained(&model).unwrap()).unwrap();
+        check_same(&ranks.world, "having updated", of_trained(&model).unwrap()).unwrap();
         let written = parts.write(&ranks, optimizer.state(), |all| {
             save_tensors(&weights, &model.parameters(), &pt_metadata()).map_err(not_saved)?;
             let heads = all.heads().map_err(not_saved)?;

@@ -14,7 +14,6 @@ use crate::recipe::LossMean;
 use crate::report::metrics::{Evicted, StepMetrics};
 use crate::units::Fault;
 
-/// A rank's micro-batches of a step.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::train) struct RankReport {
     pub(in crate::train) micro_batches: Vec<MicroBatchReport>,
@@ -87,8 +86,7 @@ pub(in crate::train) fn metrics_of(
 ) -> StepMetrics {
     let (all, targets) = (micro_batches(ranks), assigned.targets);
     let loss = loss_sum(ranks) / assigned.losses as f64;
-    let add_mean = |sum: f64, bits: u64| sum + f64::from_bits(bits) / all.len() as f64;
-    let router_loss = all.iter().filter_map(|micro_batch| micro_batch.router_loss);
+    let router_losses = all.iter().filter_map(|micro_batch| micro_batch.router_loss);
     let logs: Vec<&String> = all.iter().map(|micro_batch| &micro_batch.replay_log).collect();
     let by_layer = all.iter().map(|micro_batch| micro_batch.evicted.clone());
     let sum = |a: Vec<Evicted>, b: Vec<Evicted>| a.into_iter().zip(b).map(|(a, b)| a.plus(b)).collect();
@@ -100,7 +98,7 @@ pub(in crate::train) fn metrics_of(
     let busy: f64 = ranks.iter().map(|rank| rank.seconds).sum();
     StepMetrics {
         loss: Some(loss),
-        router_loss: router_loss.fold(None, |sum, bits| Some(add_mean(sum.unwrap_or(0.0), bits))),
+        router_loss: router_losses.map(|bits| f64::from_bits(bits) / all.len() as f64).reduce(|sum, loss| sum + loss),
         accuracy: Some(correct as f64 / targets as f64),
         tokens: all.iter().map(|micro_batch| micro_batch.tokens as u64).sum(),
         targets: targets as u64,

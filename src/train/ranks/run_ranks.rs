@@ -10,8 +10,7 @@ use crate::dist::ProcessGroup;
 use crate::recipe::Recipe;
 use crate::units::Fault;
 
-/// The ranks that make a run's steps together, and its signals. One rank hears them when it looks; several agree on them once a step, so
-/// that all take the same way.
+/// The ranks that make a run's steps together, and its signals. One rank hears them when it looks; several agree on them once a step.
 pub struct RunRanks {
     pub(in crate::train) world: Rc<ProcessGroup>,
     interrupt: Interrupt,

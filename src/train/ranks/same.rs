@@ -2,12 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::rc::Rc;
 
 use tch::Tensor;
 
 use super::super::{RESOLVED_RECIPE, ResolvedRun};
-use super::RunRanks;
 use crate::data::{Dataset, Splits};
 use crate::dist::ProcessGroup;
 use crate::files;
@@ -61,10 +59,9 @@ fn in_words(data: &Dataset) -> String {
     format!("{} with {} samples, {lengths}", data.hash(), data.len())
 }
 
-/// Fails on all ranks of `world` where one evaluates something else than the first: another version, recipe, model or adapter, other samples,
-/// or what else is `asked`.
+/// Fails on all ranks where one evaluates something else than the first: version, recipe, model, adapter, samples, or what else is `asked`.
 pub fn check_same_evaluation(
-    world: &Rc<ProcessGroup>,
+    world: &ProcessGroup,
     recipe: &Recipe,
     model: &Model,
     samples: &Dataset,
@@ -76,19 +73,19 @@ pub fn check_same_evaluation(
     let mut facts = of_recipe(recipe);
     facts.extend(of_model(&fingerprint(&recipe.model.path)?, model)?);
     facts.extend(asked.into_iter().chain([("samples".to_owned(), in_words(samples))]));
-    RunRanks::of(world.clone()).check_same("beginning an evaluation", facts)
+    check_same(world, "beginning an evaluation", facts)
 }
 
 /// A recipe with the tiling that the first rank resolves, and its plan: for steps that are no run's. Fails on all ranks of `world` where one has
 /// another version or recipe than the first, or what else is `asked`.
 pub fn resolved_alike(
-    world: &Rc<ProcessGroup>,
+    world: &ProcessGroup,
     recipe: &Recipe,
     asked: BTreeMap<String, String>,
     resolve: impl Fn(Recipe) -> Result<(Recipe, Alternative), Fault>,
 ) -> Result<(Recipe, Alternative), Fault> {
     let facts = of_recipe(recipe).into_iter().chain(asked).collect();
-    RunRanks::of(world.clone()).check_same("reading the recipe", facts)?;
+    check_same(world, "reading the recipe", facts)?;
     let others = |text| {
         let grad = Recipe::parse(text, Path::new(RESOLVED_RECIPE), &[])?.recipe.grad;
         resolve(Recipe { grad, ..recipe.clone() })
@@ -111,39 +108,37 @@ fn resolved_first<T>(
     resolved.map_or_else(|| others(text), Ok)
 }
 
-impl RunRanks {
-    /// The recipe as the first rank resolves it: all run the same tiling, with texts of the same date, and tokenise data once.
-    pub(in crate::train) fn resolved(
-        &self,
-        recipe: &Recipe,
-        dir: &Path,
-        resolve: impl Fn(Recipe) -> Result<ResolvedRun, Fault>,
-    ) -> Result<ResolvedRun, Fault> {
-        let on_first = || {
-            let mut run = resolve(recipe.clone())?;
-            // A template that prints the date prints this one on every rank, and when the run is resumed.
-            run.recipe.data.chat.chat_template_date = run.data.chat_template_date;
-            Ok(run)
-        };
-        let others = |text| resolve(Recipe::parse(text, &dir.join(RESOLVED_RECIPE), &[])?.recipe);
-        resolved_first(&self.world, on_first, |run| &run.recipe, others)
-    }
+/// The recipe as the first rank resolves it: all run the same tiling, with texts of the same date, and tokenise data once.
+pub(in crate::train) fn resolved_run(
+    world: &ProcessGroup,
+    recipe: &Recipe,
+    dir: &Path,
+    resolve: impl Fn(Recipe) -> Result<ResolvedRun, Fault>,
+) -> Result<ResolvedRun, Fault> {
+    let on_first = || {
+        let mut run = resolve(recipe.clone())?;
+        // A template that prints the date prints this one on every rank, and when the run is resumed.
+        run.recipe.data.chat.chat_template_date = run.data.chat_template_date;
+        Ok(run)
+    };
+    let others = |text| resolve(Recipe::parse(text, &dir.join(RESOLVED_RECIPE), &[])?.recipe);
+    resolved_first(world, on_first, |run| &run.recipe, others)
+}
 
-    /// Fails on all ranks where one has something else than the first.
-    pub(in crate::train) fn check_same(&self, at: &'static str, own: Facts) -> Result<(), Fault> {
-        let all = self.world.agree(at, Ok(own))?;
-        for (rank, other) in all.iter().enumerate().skip(1) {
-            let names: BTreeSet<&String> = all[0].keys().chain(other.keys()).collect();
-            let line = |name: &String| {
-                let [first, own] = [&all[0], other].map(|facts| facts.get(name).map_or("not set", String::as_str));
-                (first != own).then(|| format!("\n  `{name}`: {} on rank 0, {} on rank {rank}", abridged(first), abridged(own)))
-            };
-            let listed: String = names.into_iter().filter_map(line).collect();
-            if !listed.is_empty() {
-                let hint = "start every rank with the same recipe, model, data and version";
-                return Err(Fault::data(format!("rank {rank} differs from rank 0:{listed}"), hint));
-            }
+/// Fails on all ranks where one has something else than the first.
+pub(in crate::train) fn check_same(world: &ProcessGroup, at: &'static str, own: Facts) -> Result<(), Fault> {
+    let all = world.agree(at, Ok(own))?;
+    for (rank, other) in all.iter().enumerate().skip(1) {
+        let names: BTreeSet<&String> = all[0].keys().chain(other.keys()).collect();
+        let line = |name: &String| {
+            let [first, own] = [&all[0], other].map(|facts| facts.get(name).map_or("not set", String::as_str));
+            (first != own).then(|| format!("\n  `{name}`: {} on rank 0, {} on rank {rank}", abridged(first), abridged(own)))
+        };
+        let listed: String = names.into_iter().filter_map(line).collect();
+        if !listed.is_empty() {
+            let hint = "start every rank with the same recipe, model, data and version";
+            return Err(Fault::data(format!("rank {rank} differs from rank 0:{listed}"), hint));
         }
-        Ok(())
     }
+    Ok(())
 }
