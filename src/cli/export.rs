@@ -26,7 +26,7 @@ pub(super) struct Export {
     checkpoint: PathBuf,
     /// The program that will load it.
     #[arg(long = "for", value_name = "PROGRAM", value_enum)]
-    program: Program,
+    program: Loader,
     /// With `--for gguf` or `--for ollama`, of a base that is a GGUF file: write the whole model, with matrices in this type.
     #[arg(long, value_name = "TYPE", value_parser = gguf_dtype())]
     quantize: Option<GgufDtype>,
@@ -42,7 +42,7 @@ pub(super) struct Export {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Program {
+enum Loader {
     /// The adapter as PEFT writes it
     Peft,
     /// The adapter, padded to a rank that vLLM supports
@@ -104,15 +104,15 @@ impl Export {
     /// The target, and the name of a directory for it.
     fn target(&self) -> Result<(ExportTarget, String), Fault> {
         let (target, name) = match self.program {
-            Program::Gguf => (ExportTarget::Gguf { whole: self.quantize, for_ollama: false }, "export-gguf"),
-            Program::Ollama => (ExportTarget::Gguf { whole: self.quantize, for_ollama: true }, "export-ollama"),
+            Loader::Gguf => (ExportTarget::Gguf { whole: self.quantize, for_ollama: false }, "export-gguf"),
+            Loader::Ollama => (ExportTarget::Gguf { whole: self.quantize, for_ollama: true }, "export-ollama"),
             _ if self.quantize.is_some() => {
                 let message = "`--quantize` is for GGUF files, and none is written here";
                 return Err(Fault::usage(message, "use it with `--for gguf` or `--for ollama`"));
             }
-            Program::Peft => (ExportTarget::Peft, "export-peft"),
-            Program::Vllm => (ExportTarget::Vllm, "export-vllm"),
-            Program::Merged => (ExportTarget::Merged, "export-merged"),
+            Loader::Peft => (ExportTarget::Peft, "export-peft"),
+            Loader::Vllm => (ExportTarget::Vllm, "export-vllm"),
+            Loader::Merged => (ExportTarget::Merged, "export-merged"),
         };
         Ok((target, name.to_owned() + if self.quantize.is_some() { "-model" } else { "" }))
     }

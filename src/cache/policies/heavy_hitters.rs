@@ -100,7 +100,9 @@ struct HeavyHitters {
     grace: usize,
     /// The fraction of the cache length whose first tokens stay at an eviction before anything has been scored.
     keep_initial: f64,
-    params: HeavyHittersParams,
+    normalize_scores: bool,
+    reference_counts: bool,
+    score_prefill: bool,
     gives: Gives,
     /// The weight of attention in the score; the rest goes to the error of quantisation. `None` leaves that error out.
     beside_error: Option<f64>,
@@ -122,7 +124,9 @@ impl HeavyHitters {
         Ok(Box::new(Self {
             grace: params.grace_period.tokens(choice, cache_length)?,
             keep_initial: fraction(choice, "keep_initial_fraction", params.keep_initial_fraction.unwrap_or(0.05))?,
-            params,
+            normalize_scores: params.normalize_scores,
+            reference_counts: params.reference_counts,
+            score_prefill: params.score_prefill,
             gives,
             beside_error,
         }))
@@ -130,8 +134,7 @@ impl HeavyHitters {
 
     /// Number of queries that have scored each entry: those since it was written, the prefill span's if they count.
     fn num_scorers(&self, entries: &Entries<'_>) -> Tensor {
-        let HeavyHittersParams { score_prefill, reference_counts, .. } = self.params;
-        let first = if score_prefill { 0 } else { entries.prefill as i64 - i64::from(reference_counts) };
+        let first = if self.score_prefill { 0 } else { entries.prefill as i64 - i64::from(self.reference_counts) };
         (entries.next_position as i64 - entries.position_bgc.clamp_min(first)).to_kind(Kind::Float)
     }
 }
@@ -143,8 +146,7 @@ impl Policy for HeavyHitters {
             let keep_first = (self.keep_initial * entries.cache_length as f64) as usize;
             return EvictionOrder::ByPosition { keep_first };
         };
-        let score_bgc =
-            if self.params.normalize_scores { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };
+        let score_bgc = if self.normalize_scores { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };
         // The last of what `describe` said.
         let index = i64::from(self.gives == Gives::ValueWeighted);
         match self.beside_error.and_then(|a| Some((a, entries.feature(index)?))) {
@@ -156,10 +158,10 @@ impl Policy for HeavyHitters {
     fn traits(&self) -> PolicyTraits<'_> {
         PolicyTraits {
             grace: self.grace,
-            prefill_queries: self.params.score_prefill.then_some(Queries::All),
+            prefill_queries: self.score_prefill.then_some(Queries::All),
             chunk_queries: Some(Queries::All),
             // Only if there are scores at the first eviction.
-            compares_heads: self.params.score_prefill,
+            compares_heads: self.score_prefill,
             needs_quantised: self.beside_error.is_some(),
             couples_sequences: self.gives == Gives::BatchAttention,
             ..PolicyTraits::default()
@@ -178,7 +180,7 @@ impl Policy for HeavyHitters {
             Gives::BatchAttention => summed_over_sequences(seen.attention.mass(Queries::All).to_kind(Kind::Float), seen),
             Gives::ValueWeighted => value_weighted(seen),
         };
-        (self.params.score_prefill || !seen.is_prefill).then(|| seen.plus(given()))
+        (self.score_prefill || !seen.is_prefill).then(|| seen.plus(given()))
     }
 }
 
