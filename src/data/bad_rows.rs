@@ -13,9 +13,7 @@ pub(super) struct BadRows {
     /// Whether the recipe leaves them out.
     are_dropped: bool,
     first: Vec<Fault>,
-    /// Rows that are no samples.
     pub(super) count: usize,
-    /// All rows that were looked at.
     pub(super) read: usize,
 }
 

@@ -28,17 +28,11 @@ pub fn epoch_batches(lengths: &[usize], size: BatchSize, order: BatchOrder, seed
         samples.sort_by_key(|&sample| Reverse(lengths[sample]));
         consecutive(&samples, lengths, size)
     };
-    match order {
-        BatchOrder::LongestFirst => shuffle_tail(&mut batches, &mut rng),
-        BatchOrder::Shuffled | BatchOrder::LengthBuckets => {
-            batches.reverse();
-            batches.shuffle(&mut rng);
-        }
-        BatchOrder::ShortestFirst => {
-            batches.reverse();
-            shuffle_tail(&mut batches, &mut rng);
-        }
+    if order != BatchOrder::LongestFirst {
+        batches.reverse();
     }
+    let has_leader = matches!(order, BatchOrder::LongestFirst | BatchOrder::ShortestFirst) && !batches.is_empty();
+    batches[usize::from(has_leader)..].shuffle(&mut rng);
     batches
 }
 
@@ -144,12 +138,6 @@ pub fn share(weights: &[usize], ranks: usize) -> Vec<Vec<usize>> {
         share
     };
     shares.into_iter().map(ascending).collect()
-}
-
-fn shuffle_tail(batches: &mut [Vec<usize>], rng: &mut ChaCha12Rng) {
-    if let Some((_, tail)) = batches.split_first_mut() {
-        tail.shuffle(rng);
-    }
 }
 
 #[cfg(test)]

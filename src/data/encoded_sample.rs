@@ -25,7 +25,6 @@ pub(super) enum Aim {
 }
 
 impl EncodedSample {
-    /// Without an initial part, and with no text at the border.
     pub(super) fn new(ids: Vec<u32>, prompt: usize, aim: Aim) -> Self {
         Self { ids, prompt, aim, initial: None, border: None }
     }

@@ -111,10 +111,8 @@ fn open_set(request: &DataRequest<'_>, watch: Watch<'_>) -> Result<Splits, Fault
 
 pub(super) struct Opener<'a> {
     pub(super) recipe: &'a DataRecipe,
-    /// The classes of the head, where it has any.
     classes: Option<Classes>,
     pub(super) encoder: Encoder,
-    /// Tokens that a sample may have.
     pub(super) limit: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Metrics of `LongBench` v1 that are not F1: ROUGE-L as the package `rouge` 1.0.1 has it, counts, paragraphs, lines of code, classes.
+//! Metrics of `LongBench` v1 that are not F1: ROUGE-L as the package `rouge` 1.0.1 has it, counts, paragraphs, lines of code.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
@@ -8,7 +8,7 @@ use regex::Regex;
 use super::bags::{compiled, share};
 use super::difflib::ratio;
 use super::lcs::lcs_indices;
-use super::python::{join, one_if, split};
+use super::python::{join, split};
 
 static NUMBER: LazyLock<Regex> = LazyLock::new(|| compiled(r"\d+"));
 static PARAGRAPH: LazyLock<Regex> = LazyLock::new(|| compiled(r"Paragraph (\d+)"));
@@ -58,20 +58,4 @@ pub(super) fn code_similarity(prediction: &str, reference: &str) -> f64 {
         return 0.0;
     }
     (100.0 * ratio(line, reference)).round_ties_even() / 100.0
-}
-
-/// 1 by the number of classes that the prediction names, if the reference is among them. Those that are a proper part of the reference
-/// do not count; but of two such neighbours the second one does, as it does there.
-pub fn classification(prediction: &str, reference: &str, classes: &[String]) -> f64 {
-    let mut named: Vec<&str> = classes.iter().map(String::as_str).filter(|class| prediction.contains(class)).collect();
-    let mut at = 0;
-    while let Some(&class) = named.get(at) {
-        if class != reference && reference.contains(class) {
-            // As in Python: what is removed is the first one of this name, and the walk goes on one place further.
-            let first = named.iter().position(|other| *other == class).unwrap_or(at);
-            named.remove(first);
-        }
-        at += 1;
-    }
-    one_if(named.contains(&reference)) / named.len().max(1) as f64
 }

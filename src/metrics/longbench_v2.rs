@@ -51,8 +51,6 @@ impl fmt::Display for Group {
 /// Accuracy over all, by difficulty, by length and by domain.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LongBenchV2 {
-    /// Whether a reply without a choice earns 0.25, what guessing would.
-    pub compensated: bool,
     pub overall: Group,
     /// Easy; hard is whatever is not.
     pub by_difficulty: [Group; 2],
@@ -64,16 +62,6 @@ pub struct LongBenchV2 {
 impl LongBenchV2 {
     /// What the columns of [`LongBenchV2::cells`] are called.
     pub const COLUMNS: [&'static str; 6] = ["Overall", "Easy", "Hard", "Short", "Medium", "Long"];
-
-    /// Counts a sample with this correct answer and the choice of the reply. An empty reply counts as one without a choice.
-    pub fn add(&mut self, groups: [&str; 3], answer: &str, choice: Option<char>) {
-        let credit = match choice {
-            Some(choice) if answer.chars().eq([choice]) => 1.0,
-            None if self.compensated => 0.25,
-            _ => 0.0,
-        };
-        self.add_credit(groups, credit);
-    }
 
     /// Counts a sample that earns so much, from 0 to 1.
     pub fn add_credit(&mut self, [difficulty, length, domain]: [&str; 3], credit: f64) {
@@ -116,8 +104,8 @@ mod tests {
     #[test]
     fn a_group_without_samples_has_no_accuracy() {
         let mut table = LongBenchV2::default();
-        table.add(["easy", "short", "Law"], "B", Some('B'));
-        table.add(["easy", "medium", "Law"], "B", None);
+        table.add_credit(["easy", "short", "Law"], 1.0);
+        table.add_credit(["easy", "medium", "Law"], 0.0);
         assert_eq!(table.cells(), ["50.0", "50.0", "-", "100.0", "0.0", "-"]);
         assert_eq!(table.by_domain["Law"].percent(), Some(50.0));
         let json = r#"{"overall":50.0,"easy":50.0,"hard":null,"short":100.0,"medium":0.0,"long":null,"by_domain":{"Law":50.0}}"#;

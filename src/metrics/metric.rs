@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::{Serialize, Serializer};
 
-use super::ranking::{Ranking, parse_ranking};
+use super::ranking::{ndcg, parse_ranking};
 use super::rouge::RougeMeasure;
 use super::{bags, infinitebench, longbench_v1, longbench_v2, python, ruler};
 
@@ -137,7 +137,7 @@ impl Metric {
             Self::KvRetrieval => infinitebench::kv_retrieval(prediction, references),
             Self::FirstNumber => infinitebench::first_number(prediction, references),
             Self::Choice => infinitebench::choice(prediction, references),
-            Self::Ndcg10 => Ranking::new(&parse_ranking(prediction), &labels_of(references)?).ndcg(10),
+            Self::Ndcg10 => ndcg(&parse_ranking(prediction), &labels_of(references)?, 10),
         })
     }
 }

@@ -17,10 +17,9 @@ mod rouge;
 mod ruler;
 
 pub use bags::{after_cue, normalize};
-pub use longbench_v1::classification;
 pub use longbench_v2::{Group, LongBenchV2, extract_choice};
 pub use metric::{Metric, MetricError};
 pub use porter::stem;
 pub use python::{is_space, strip};
-pub use ranking::{Ranking, parse_ranking};
+pub use ranking::{ndcg, parse_ranking};
 pub use rouge::{RougeFigure, RougeKind, RougeMeasure};

@@ -8,7 +8,6 @@ use std::ops::Range;
 use serde_json::Value as Json;
 
 use super::conversation::{Conversation, role};
-use super::markers::Markers;
 use super::template::{ChatTemplate, TemplateFault};
 use crate::metrics::is_space;
 use crate::units::Fault;
@@ -125,8 +124,7 @@ impl Boundaries<'_> {
         }
         // What comes long before it may be written otherwise, too. What counts is what follows the message before.
         let Some(before) = index.checked_sub(1) else { return Ok(None) };
-        let markers =
-            Markers::absent_from(&|marker| self.template.source().contains(marker) || self.conversation.contains(marker));
+        let markers = self.template.free_markers(self.conversation);
         let mut conversation = self.conversation.clone();
         let Some(Json::String(content)) = conversation.messages[before].get_mut("content") else { return Ok(None) };
         let end = content.trim_end_matches(is_space).len();
@@ -156,7 +154,7 @@ fn rendered(
     count: usize,
     has_prompt: bool,
 ) -> Result<Option<String>, Fault> {
-    match template.render_messages(conversation, &conversation.messages[..count], has_prompt) {
+    match template.render_messages(conversation, &conversation.messages[..count], has_prompt, None) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.payload::<TemplateFault>().is_some() => Ok(None),
         Err(error) => Err(error),

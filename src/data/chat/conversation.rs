@@ -74,7 +74,7 @@ impl Conversation {
     }
 
     pub(super) fn contains(&self, wanted: char) -> bool {
-        self.values().any(|value| occurs(value, wanted))
+        self.values().any(|value| value.to_string().contains(wanted))
     }
 }
 
@@ -112,15 +112,6 @@ fn name_thoughts(message: &mut Json) {
     let thinking = fields.shift_remove("thinking").unwrap_or_else(|| thoughts.clone());
     fields.shift_insert(0, "thinking".to_owned(), thinking);
     fields.insert("reasoning_content".to_owned(), thoughts);
-}
-
-fn occurs(value: &Json, wanted: char) -> bool {
-    match value {
-        Json::String(text) => text.contains(wanted),
-        Json::Array(items) => items.iter().any(|item| occurs(item, wanted)),
-        Json::Object(fields) => fields.iter().any(|(name, value)| name.contains(wanted) || occurs(value, wanted)),
-        _ => false,
-    }
 }
 
 fn check_message(message: &Json) -> Result<(), String> {

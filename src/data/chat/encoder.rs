@@ -200,7 +200,6 @@ impl ChatEncoder {
         Ok(tokenizer.encode_with_offsets(&text)?.0)
     }
 
-    /// What was seen since this was asked last.
     pub(in crate::data) fn take_notes(&self) -> ChatNotes {
         std::mem::take(&mut *locked(&self.notes))
     }

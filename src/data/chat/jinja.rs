@@ -26,7 +26,7 @@ pub(super) struct TemplateText {
     now: Option<(i64, u32)>,
 }
 
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(super) struct Rendering<'a> {
     /// What stands around the text of generation tags. Without it they leave no trace.
     pub(super) markers: Option<Markers>,

@@ -60,51 +60,38 @@ pub(super) fn as_float(value: &Value) -> Option<f64> {
 
 pub(super) fn text_of(value: &Value) -> String {
     match value.kind() {
-        ValueKind::Number | ValueKind::Seq | ValueKind::Map if !value.is_kwargs() => {
-            let mut out = String::new();
-            write_repr(value, 0, &mut out);
-            out
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map if !value.is_kwargs() => repr(value, 0),
+        _ => value.to_string(),
+    }
+}
+
+fn repr(value: &Value, depth: usize) -> String {
+    let items = || value.try_iter().into_iter().flatten();
+    match value.kind() {
+        _ if depth > MAX_DEPTH => "...".to_owned(),
+        ValueKind::Number => as_float(value).map_or_else(|| value.to_string(), float_text),
+        ValueKind::String => text_repr(value.as_str().unwrap_or_default()),
+        ValueKind::Seq => {
+            let items: Vec<String> = items().map(|item| repr(&item, depth + 1)).collect();
+            match &items[..] {
+                [alone] if value.is_tuple() => format!("({alone},)"),
+                _ if value.is_tuple() => format!("({})", items.join(", ")),
+                _ => format!("[{}]", items.join(", ")),
+            }
+        }
+        ValueKind::Map => {
+            let of_key = |key: &Value| repr(&value.get_item(key).unwrap_or_default(), depth + 1);
+            let pairs: Vec<String> = items().map(|key| format!("{}: {}", repr(&key, depth + 1), of_key(&key))).collect();
+            format!("{{{}}}", pairs.join(", "))
         }
         _ => value.to_string(),
     }
 }
 
-fn write_repr(value: &Value, depth: usize, out: &mut String) {
-    let kind = value.kind();
-    if depth > MAX_DEPTH {
-        out.push_str("...");
-    } else if let Some(number) = as_float(value) {
-        out.push_str(&float_text(number));
-    } else if let Some(text) = value.as_str() {
-        write_text_repr(text, out);
-    } else if kind == ValueKind::Seq {
-        let [open, close] = if value.is_tuple() { ['(', ')'] } else { ['[', ']'] };
-        out.push(open);
-        let items: Vec<Value> = value.try_iter().into_iter().flatten().collect();
-        for (index, item) in items.iter().enumerate() {
-            out.push_str(if index > 0 { ", " } else { "" });
-            write_repr(item, depth + 1, out);
-        }
-        out.push_str(if value.is_tuple() && items.len() == 1 { "," } else { "" });
-        out.push(close);
-    } else if kind == ValueKind::Map {
-        out.push('{');
-        for (index, key) in value.try_iter().into_iter().flatten().enumerate() {
-            out.push_str(if index > 0 { ", " } else { "" });
-            write_repr(&key, depth + 1, out);
-            out.push_str(": ");
-            write_repr(&value.get_item(&key).unwrap_or_default(), depth + 1, out);
-        }
-        out.push('}');
-    } else {
-        out.push_str(&value.to_string());
-    }
-}
-
 /// In single quotes, unless only they occur in it; what cannot be seen is escaped.
-fn write_text_repr(text: &str, out: &mut String) {
+fn text_repr(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
-    out.push(quote);
+    let mut out = String::from(quote);
     for c in text.chars() {
         match c {
             '\n' => out.push_str("\\n"),
@@ -124,6 +111,7 @@ fn write_text_repr(text: &str, out: &mut String) {
         }
     }
     out.push(quote);
+    out
 }
 
 /// What Python shows as it is. Rust shows the same characters, but for those that join what stands before them, alone.

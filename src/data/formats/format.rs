@@ -15,19 +15,16 @@ use crate::units::Fault;
 
 #[derive(Debug)]
 pub(in crate::data) struct RowFormat {
-    /// What recipes know of it.
     pub(in crate::data) facts: DataFormat,
     /// The fields that its rows are known by: all of one of these lists.
     pub(super) known_by: &'static [&'static [&'static str]],
     /// Of formats whose fields a row has, the first of the lowest rank counts: beside tokens may be their texts, and a `text` beside anything.
     pub(super) rank: u8,
-    /// Whether a head with classes can be trained on its rows.
     pub(super) has_classes: bool,
     /// Whether a prompt is a message of the user where the model has a chat template.
     pub(super) is_message: fn(&DataRecipe) -> bool,
     /// The beginning of the reply that ends each prompt.
     pub(super) reply_prefix: fn(&DataRecipe) -> &'static str,
-    /// Makes an example of a row.
     pub(super) read: fn(&ExampleReader<'_>, &mut DataRow) -> Result<Example, Fault>,
 }
 
@@ -42,7 +39,6 @@ impl RowFormat {
 pub(in crate::data) struct ExampleReader<'a> {
     format: &'static RowFormat,
     pub(super) recipe: &'a DataRecipe,
-    /// The classes of the head, where it has any.
     pub(super) classes: Option<&'a Classes>,
     pub(super) encoder: &'a Encoder,
     /// Whether a prompt is a message of the user, as the model has a chat template.

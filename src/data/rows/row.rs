@@ -146,7 +146,6 @@ pub(in crate::data) fn class(row: &mut DataRow, num_classes: usize) -> Result<us
         .ok_or_else(|| row.bad("label", format!("a class from 0 to {}", num_classes - 1), value.to_string()))
 }
 
-/// What a value is, for messages.
 pub(in crate::data) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
