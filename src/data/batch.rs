@@ -7,8 +7,7 @@ use crate::recipe::LossMean;
 /// The target of an input after which nothing is predicted.
 pub const IGNORE: i64 = -100;
 
-/// Samples that are run together. Sequence `i` is the `i`-th sample asked for; sequences keep their own lengths. Those that have ended
-/// cost nothing where the longest come first.
+/// Samples that are run together, in the order asked for, each of its own length. Those that have ended cost nothing where the longest come first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     /// One sequence per sample, never none.

@@ -1,5 +1,4 @@
-//! Turns a panic inside a parser of foreign files into a message: a crafted file must not end the program. What a few bytes of it can ask
-//! for is bounded.
+//! A crafted file must not end the program: a panic inside its parser becomes a message, and what a few bytes can ask for is bounded.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;

@@ -10,10 +10,8 @@ use crate::native::{locked, usable_cpus};
 /// Pieces under way for each thread that works: enough that none waits, and few enough for any memory.
 const AHEAD: usize = 4;
 
-/// Hands what `produce` makes to `work` on all cores, and what comes of it to `consume`, in its order.
-///
-/// `produce` runs on a thread of its own; what it calls says `false` as soon as nobody listens any more. The first error of `consume` ends
-/// everything.
+/// Hands what `produce` makes on a thread of its own to `work` on all cores, and what comes of it to `consume`, in its order. The first error
+/// of `consume` ends everything: what `produce` calls then says `false`.
 pub(super) fn in_order<I: Send, O: Send, E>(
     produce: impl FnOnce(&mut dyn FnMut(I) -> bool) + Send,
     work: impl Fn(I) -> O + Sync,

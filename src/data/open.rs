@@ -60,8 +60,7 @@ pub type Watch<'a> = &'a mut dyn FnMut(&Path, usize, usize);
 
 /// Reads the recipe's files, finds the samples that fit, and splits them by the seed where there is no validation file.
 ///
-/// `ValidationSource::Fraction(0.0)` gives all samples, in file order, to `train`. `watch` hears nothing where an earlier start has left the
-/// tokens.
+/// With `ValidationSource::Fraction(0.0)` all are in `train`, in file order. `watch` hears nothing where an earlier start has left the tokens.
 pub fn open(request: &DataRequest<'_>, watch: Watch<'_>) -> Result<Splits, Fault> {
     let recipe = request.recipe;
     let mut splits = if recipe.sets.is_empty() {

@@ -1,5 +1,4 @@
-//! A look at every row of the data files: what it says, which of its tokens are trained, what becomes of it, and whether a run would start
-//! with all of them. Nothing is kept.
+//! A look at every row of the data files: what it says, which of its tokens are trained, what becomes of it, and whether a run would start.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -45,8 +44,7 @@ pub struct Survey {
 }
 
 /// Hands over each row of a split, bad or not, whatever `data.on_bad_row` says: of all files to train on, or of the samples that are held out,
-/// which have files of their own or are drawn from those; a further split has none. `skips_errors`: also where no row can be encoded, which ends
-/// a run.
+/// from files of their own or drawn from those. `skips_errors`: also where no row can be encoded, which ends a run.
 ///
 /// # Errors
 /// Files are missing or damaged, there is no sample among the first rows, or `sink` refuses.

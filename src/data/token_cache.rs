@@ -39,8 +39,7 @@ pub(super) struct TokenRecord {
     pub(super) notes: ChatNotes,
 }
 
-/// Hashes data files. Whoever makes tokens does so at the end: a file that is none of data is refused at its first row, whatever its size, and
-/// the system still has at hand what was just read.
+/// Whoever makes tokens hashes at the end: a file that is none of data is refused at its first row, and the system has at hand what was read.
 pub(super) fn hashes_of(paths: &[PathBuf]) -> Result<Vec<String>, Fault> {
     paths.iter().map(|path| files::hash_large_file(path)).collect()
 }
@@ -78,8 +77,7 @@ impl Tokens {
 }
 
 /// The tokens of data files that an earlier start has left, or those that `write` makes; `settings` is what decides them beside the files. `write`
-/// is given the record to finish the file with, which it completes, and is called again where a place turns out to be full. What is wrong with
-/// the data is a fault inside of its error.
+/// completes the record that it is given, and is called again where a place is full. What is wrong with the data is a fault inside of its error.
 pub(super) fn open(
     paths: &[PathBuf],
     settings: String,
@@ -170,8 +168,7 @@ fn in_full(error: &Fault) -> String {
     format!("{error}{}", cause.unwrap_or_default())
 }
 
-/// What lies in a place, if it was made of what a record says as far as sizes and settings go. What is missing, damaged or of another version is as
-/// good as none.
+/// What lies in a place, if it was made of files of the same sizes with the same settings. What is damaged or of another version is none.
 fn stored(place: &Path, expected: &TokenRecord) -> Result<Tokens, String> {
     let tokens = read_mapped(&files::map_file(place).map_err(|error| in_full(&error))?)?;
     let TokenRecord { version, sizes, settings, counts, .. } = &tokens.record;

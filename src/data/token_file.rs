@@ -188,8 +188,7 @@ pub(super) struct TokenFile {
 }
 
 impl TokenFile {
-    /// Reads the footer of a file and checks the shape of all that is in it, but for the tokens, which wait; returns what `finish` was
-    /// given beside it.
+    /// Reads the footer of a file and checks the shape of all in it but the tokens, which wait; beside it what `finish` was given.
     pub(super) fn read<R: for<'de> Deserialize<'de>>(buffer: &Buffer) -> Result<(Self, R), String> {
         let (batches, record) = guarded(|| read_batches(buffer))?;
         let record = serde_json::from_str(&record).map_err(|error| error.to_string())?;

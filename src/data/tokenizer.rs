@@ -34,8 +34,7 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Loads `tokenizer.json` from a model directory, and the EOS id from the files beside it; or both from a GGUF file.
     ///
-    /// The first of these that names one counts: `generation_config.json`, `config.json` (an id, or a list whose first
-    /// counts), `tokenizer_config.json` (a token).
+    /// The first of these that names one counts: `generation_config.json`, `config.json` (ids), `tokenizer_config.json` (a token).
     pub fn load(dir: &Path) -> Result<Self, Fault> {
         let path = dir.join("tokenizer.json");
         let bytes = match read_of_model(dir, "tokenizer.json", FileKind::Tokenizer)? {

@@ -10,8 +10,7 @@ use super::python::strip;
 
 static RUN: LazyLock<Regex> = LazyLock::new(|| compiled(r"\d+(?:[\s\x1c-\x1f]*>[\s\x1c-\x1f]*\d+)*"));
 
-/// The ids of the longest run `3 > 1 > 2`, the best first, each once; where there is none, the whole text in lower case. HELMET's
-/// `parse_rankings`.
+/// HELMET's `parse_rankings`: the ids of the longest run `3 > 1 > 2`, each once; where there is none, the whole text in lower case.
 pub fn parse_ranking(output: &str) -> Vec<String> {
     let text = output.replace(['[', ']', ':'], "").to_lowercase().replace("id", "");
     let mut longest = "";
@@ -32,8 +31,7 @@ pub fn parse_ranking(output: &str) -> Vec<String> {
     ids
 }
 
-/// Normalised discounted cumulative gain of the first `k` of a ranking: gain = label, discount = log2(rank + 1). A label is 0 for irrelevant,
-/// as for an id that is unknown, and more for the more relevant.
+/// Normalised discounted cumulative gain of the first `k`: gain = label, 0 for ids without one, discount = log2(rank + 1).
 pub fn ndcg(ids: &[String], labels: &BTreeMap<String, u32>, k: usize) -> f64 {
     let gain = |labels: &[u32]| -> f64 {
         labels.iter().take(k).enumerate().map(|(at, label)| f64::from(*label) / (at as f64 + 2.0).log2()).sum()

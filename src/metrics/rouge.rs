@@ -95,8 +95,7 @@ fn of_ngrams(prediction: &[String], reference: &[String], n: usize) -> [usize; 3
     [common(&bag(&prediction), &bag(&reference)), prediction.len(), reference.len()]
 }
 
-/// Words of the reference's lines that are in the longest common subsequence with any line of the prediction, each as often as both
-/// texts have it; and the words of either side.
+/// Words of the reference that are in a line's longest common subsequence with one of the prediction, as often as both have them; and all words.
 fn of_lines(prediction: &[Vec<String>], reference: &[Vec<String>]) -> [usize; 3] {
     let [all_predicted, all_expected] = [prediction, reference].map(|lines| lines.iter().flatten().collect::<Vec<_>>());
     let mut left = [bag(&all_predicted), bag(&all_expected)];

@@ -30,8 +30,7 @@ pub(super) struct Boundaries<'a> {
 }
 
 impl Boundaries<'_> {
-    /// In bytes, what the message `index` says: of the assistant what the model itself writes, which is what follows the generation
-    /// prompt; of others with their header.
+    /// In bytes, what the message `index` says: of the assistant what follows the generation prompt, of others with their header.
     pub(super) fn said(&self, index: usize) -> Result<Range<usize>, Fault> {
         let has_prompt = role(&self.conversation.messages[index]) == "assistant";
         self.behind(index, self.rendered(index, has_prompt)?)
@@ -86,8 +85,7 @@ impl Boundaries<'_> {
 
     /// In bytes, what of the answer `index` stands in the text as the model writes it; `None` where nobody can say.
     ///
-    /// It begins where the generation prompt ends. The beginning may be missing, which is thoughts; an end of turn that the model would not
-    /// write there is none of it.
+    /// It begins behind the generation prompt. Thoughts may be missing; an end of turn that the model would not write there is none of it.
     pub(super) fn rewritten(&self, index: usize, tokens: TokensOf<'_>) -> Result<Option<Range<usize>>, Fault> {
         let message = &self.conversation.messages[index];
         if role(message) != "assistant" {
@@ -115,8 +113,7 @@ impl Boundaries<'_> {
         Ok(None)
     }
 
-    /// The answer `index` as the model would write it, where it is the last message and without the generation prompt; and where the text of
-    /// all has it.
+    /// The answer `index` as the model would write it as the last message, without the generation prompt; and where the text of all has it.
     fn answer(&self, index: usize) -> Result<Option<(String, usize)>, Fault> {
         let (Some(prompt), Some(with)) = (self.rendered(index, true)?, self.rendered(index + 1, false)?) else { return Ok(None) };
         if let Some(answer) = behind(&prompt, &with, self.text) {
@@ -169,8 +166,7 @@ fn behind(prompt: &str, with: &str, text: &str) -> Option<(String, usize)> {
     Some((with[same.len()..].to_owned(), same.len()))
 }
 
-/// Whether a text has what the message says: its answer, but for its thoughts, and the names of its calls. Beside calls some templates take
-/// what is said for a thought.
+/// Whether a text has a message's answer without thoughts, and the names of its calls, beside which some templates take what is said for a thought.
 fn says(text: &str, message: &Json) -> bool {
     let calls = message.get("tool_calls").and_then(Json::as_array).map_or(&[][..], Vec::as_slice);
     let name = |call: &Json| call.get("function").unwrap_or(call).get("name").and_then(Json::as_str).map(str::to_owned);

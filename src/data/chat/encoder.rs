@@ -87,10 +87,7 @@ impl ChatEncoder {
         self.templates.as_ref().as_ref().map(ChatTemplates::origins).unwrap_or_default()
     }
 
-    /// Whether there is a template.
-    ///
-    /// # Errors
-    /// There is one that cannot be read.
+    /// Whether there is a template; fails where it cannot be read.
     pub(in crate::data) fn has_template(&self) -> Result<bool, Fault> {
         match &*self.templates {
             Err(NoTemplates { is_broken: false, .. }) => Ok(false),

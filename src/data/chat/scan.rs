@@ -58,38 +58,32 @@ impl Rewritten {
     fn block(&mut self, tag: &str) {
         let (name, arguments) = word(inside(tag));
         let (open, close) = signs(tag);
-        match name {
+        let rewritten = match name {
             "generation" if arguments.trim().is_empty() => {
                 self.has_generation = true;
                 // The scope is that of Transformers: what is set inside stays inside, but for a namespace.
                 self.marked.extend(["{%", open, " with %}{% filter ", GENERATION, " ", close, "%}"]);
                 self.plain.extend(["{%", open, " with ", close, "%}"]);
+                return;
             }
             "endgeneration" if arguments.trim().is_empty() => {
                 self.marked.extend(["{%", open, " endfilter %}{% endwith ", close, "%}"]);
                 self.plain.extend(["{%", open, " endwith ", close, "%}"]);
+                return;
             }
-            "for" => match walked(arguments) {
-                Some((targets, list, condition)) => {
-                    self.both(&format!("{{%{open} for{targets}in ({list})|{WALKED} {condition} {close}%}}"));
-                }
-                None => self.both(tag),
-            },
-            "with" => match assigned(arguments) {
-                // All values are those outside of the block.
-                Some((targets, values)) => self.both(&format!("{{%{open} with ({targets}) = ({values}) {close}%}}")),
-                None => self.both(tag),
-            },
+            "for" => walked(arguments).map(|(targets, list, condition)| {
+                format!("{{%{open} for{targets}in ({list})|{WALKED} {condition} {close}%}}")
+            }),
+            // All values are those outside of the block.
+            "with" => assigned(arguments).map(|(targets, values)| format!("{{%{open} with ({targets}) = ({values}) {close}%}}")),
             // A macro of minijinja's does not see a namespace that it only assigns to: it is mentioned.
-            "set" => match arguments.split_once('=').and_then(|(target, value)| Some((target, target.split_once('.')?.0, value)))
-            {
-                Some((target, namespace, value)) => {
-                    self.both(&format!("{{%{open} set{target}= (({}), {})[0] {close}%}}", value.trim(), namespace.trim()));
-                }
-                None => self.both(tag),
-            },
-            _ => self.both(tag),
-        }
+            "set" => arguments.split_once('=').and_then(|(target, value)| {
+                let (namespace, value) = (target.split_once('.')?.0.trim(), value.trim());
+                Some(format!("{{%{open} set{target}= (({value}), {namespace})[0] {close}%}}"))
+            }),
+            _ => None,
+        };
+        self.both(rewritten.as_deref().unwrap_or(tag));
     }
 }
 

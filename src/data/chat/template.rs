@@ -47,9 +47,7 @@ impl ChatTemplate {
         self.execution.get_or_init(compile).as_ref().map_err(|words| self.fault(words.clone()))
     }
 
-    ///
-    /// # Errors
-    /// It cannot be compiled.
+    /// Whether it says itself what the assistant writes; fails where it cannot be compiled.
     pub(super) fn has_generation(&self) -> Result<bool, Fault> {
         Ok(match self.execution()? {
             Execution::Children(renderers) => renderers.has_generation,

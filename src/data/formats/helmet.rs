@@ -61,8 +61,7 @@ const LAWSUIT: &str = "You are given the legal documents in a civil rights lawsu
     a concise summary of one paragraph (200 to 250 words). The summary should contain a short description of the \
     background, the parties involved, and the outcomes of the case.\n\n";
 
-/// What a row says: the prompt to be completed, its demonstrations from the field `demos`; and whether that is a message of the user, which
-/// it is of some families if the model has a chat template.
+/// What a row says, and whether its prompt is a message of the user, which it is of some families if the model has a chat template.
 fn text(row: &mut DataRow, wanted: Option<HelmetFamily>, has_template: bool) -> Result<(TextRow, bool), Fault> {
     let of_fields = || FAMILIES.iter().find(|(_, fields)| fields.iter().all(|&field| row.has(field))).map(|&(family, _)| family);
     let Some(family) = wanted.or_else(of_fields) else {

@@ -33,8 +33,7 @@ pub(super) const FORMAT: RowFormat = RowFormat {
     })
 };
 
-/// What a row says. With a classification head `label` is the class by its number or its name; where there is none the completion must be
-/// one of the names, without space around it.
+/// What a row says. With a classification head `label` is the class; where there is none the completion must be one of their names.
 fn content(row: &mut DataRow, classes: Option<&Classes>, tokenizer: &Tokenizer) -> Result<Content, Fault> {
     if classes.is_none() && row.fields().get("prompt").is_some_and(is_conversational) {
         let prompt = row.require("prompt")?;

@@ -9,8 +9,7 @@ use crate::data::faults::RowFault;
 use crate::data::sample_place::SamplePlace;
 use crate::units::{Fault, listed, quoted};
 
-/// Rows are handed to it: sound ones, and what is wrong with those that are not. Its own errors end the walk; as an `Option<Fault>` such an
-/// error is [`ENOUGH`] where nobody asks for any further rows.
+/// Takes rows, or what is wrong with them. Its own errors end the walk; as an `Option<Fault>` one is [`ENOUGH`] where nobody asks for more.
 pub(in crate::data) type Sink<'a, E> = &'a mut dyn FnMut(Result<DataRow, Fault>) -> Result<(), E>;
 
 /// What ends a walk over rows without an error.
@@ -140,10 +139,8 @@ impl DataRow {
 /// The class by its number, at the key `label`.
 pub(in crate::data) fn class(row: &mut DataRow, num_classes: usize) -> Result<usize, Fault> {
     let value = row.require("label")?;
-    let class = value.as_u64().filter(|&class| class < num_classes as u64);
-    class
-        .map(|class| class as usize)
-        .ok_or_else(|| row.bad("label", format!("a class from 0 to {}", num_classes - 1), value.to_string()))
+    let class = value.as_u64().map(|class| class as usize).filter(|&class| class < num_classes);
+    class.ok_or_else(|| row.bad("label", format!("a class from 0 to {}", num_classes - 1), value.to_string()))
 }
 
 pub(in crate::data) fn kind(value: &Value) -> &'static str {
