@@ -1,6 +1,5 @@
 //! A model's own tokenizer: text to token ids, and which id ends a sequence.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -12,11 +11,8 @@ use super::tokenizer_size::check_size;
 use crate::files::{FileKind, has_of_model, object_of_model, read_bytes, read_of_model};
 use crate::units::{Fault, abridged};
 
-/// Which part of a text, in bytes, each of its tokens stands for.
-pub(super) type Offsets = Vec<(usize, usize)>;
-
 /// The `tokenizer.json` of a model directory, or what a GGUF file has in its place. Cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Tokenizer {
     encoder: Arc<tokenizers::Tokenizer>,
     without_post_processor: Arc<OnceLock<tokenizers::Tokenizer>>,
@@ -95,7 +91,7 @@ impl Tokenizer {
     }
 
     /// The ids of `text` alone and which part of it each stands for, in bytes; of a character that is split over tokens each has all.
-    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Offsets), Fault> {
+    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<(usize, usize)>), Fault> {
         // Some post-processors take spaces away from the tokens' ends.
         let plain = self.without_post_processor.get_or_init(|| {
             let mut plain = tokenizers::Tokenizer::clone(&self.encoder);
@@ -182,12 +178,6 @@ impl Tokenizer {
 
     pub(super) fn error(&self, message: &str) -> Fault {
         faults::bad_tokenizer(&self.path, message)
-    }
-}
-
-impl fmt::Debug for Tokenizer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokenizer").field("path", &self.path).field("ends", &self.ends).finish_non_exhaustive()
     }
 }
 

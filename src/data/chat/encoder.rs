@@ -49,10 +49,10 @@ impl ChatEncoder {
         if recipe.train_on_prompt {
             chat.train_on = Some(TrainOn::All);
         }
-        let mut templates = templates(&chat, tokenizer);
-        if chat.chat_template_date.is_none() && templates.as_ref().is_ok_and(ChatTemplates::print_dates) {
-            chat.chat_template_date = now.date().and_hms_opt(0, 0, 0).map(TemplateDate);
-            templates = self::templates(&chat, tokenizer);
+        let date = chat.chat_template_date.or_else(|| now.date().and_hms_opt(0, 0, 0).map(TemplateDate));
+        let templates = templates(&chat, tokenizer, date);
+        if templates.as_ref().is_ok_and(ChatTemplates::print_dates) {
+            chat.chat_template_date = date;
         }
         Self { recipe: chat, templates: Arc::new(templates), notes: Arc::default() }
     }
@@ -244,11 +244,11 @@ impl ChatEncoder {
     }
 }
 
-fn templates(chat: &ChatRecipe, tokenizer: Option<&Tokenizer>) -> Result<ChatTemplates, NoTemplates> {
+fn templates(chat: &ChatRecipe, tokenizer: Option<&Tokenizer>, date: Option<TemplateDate>) -> Result<ChatTemplates, NoTemplates> {
     let missing = |why: &str| NoTemplates { why: why.to_owned(), is_broken: false };
     let tokenizer = tokenizer.ok_or_else(|| missing("without a tokenizer there is no chat template"))?;
     let wanted = chat.chat_template.as_ref().map(|choice| &choice.0[..]);
-    match ChatTemplates::find(tokenizer.dir(), wanted, chat.chat_template_date.map(|date| date.0)) {
+    match ChatTemplates::find(tokenizer.dir(), wanted, date.map(|date| date.0)) {
         Ok(Some(templates)) => Ok(templates),
         Ok(None) => Err(missing(&format!("the model of `{}` has no chat template", tokenizer.dir().display()))),
         Err(error) => Err(NoTemplates { why: error.to_string(), is_broken: true }),

@@ -20,15 +20,13 @@ pub(super) struct TemplateText {
     pub(super) source: String,
     /// The special tokens by their names, as `bos_token`.
     pub(super) tokens: Vec<(String, String)>,
-    /// Two characters that are not in it.
-    pub(super) markers: Markers,
     /// What it takes for the time, instead of the local one: seconds and nanoseconds.
     now: Option<(i64, u32)>,
 }
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct Rendering<'a> {
-    /// What stands around the text of generation tags. Without it they leave no trace.
+    /// What stands around the text of generation tags, which leave no trace without it.
     pub(super) markers: Option<Markers>,
     pub(super) messages: Cow<'a, [Json]>,
     pub(super) tools: Cow<'a, Option<Json>>,
@@ -40,7 +38,8 @@ pub(super) struct Rendering<'a> {
 #[derive(Debug)]
 pub(super) struct CompiledTemplate {
     environment: Environment<'static>,
-    text: TemplateText,
+    /// The special tokens by their names.
+    tokens: Vec<(String, String)>,
     /// Whether it says itself what the assistant writes.
     pub(super) has_generation: bool,
 }
@@ -51,17 +50,15 @@ const RECURSION: usize = 200;
 /// Bytes of a rendering at most.
 pub(super) const MAX_RENDERING: usize = 64 << 20;
 pub(super) const STRFTIME: &str = "strftime_now";
-const PLAIN: &str = "chat_template";
-const MARKED: &str = "chat_template with its generation tags";
+const NAME: &str = "chat_template";
 /// What Jinja2 knows everywhere, and minijinja does not.
 const UNKNOWN: [&str; 5] = ["varargs", "kwargs", "cycler", "joiner", "lipsum"];
 
 impl TemplateText {
     pub(super) fn new(source: &str, tokens: Vec<(String, String)>, now: Option<NaiveDateTime>) -> Self {
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
-        let markers = Markers::absent_from(&|marker| source.contains(marker));
         let now = now.map(|now| (now.and_utc().timestamp(), now.and_utc().timestamp_subsec_nanos()));
-        Self { source, tokens, markers, now }
+        Self { source, tokens, now }
     }
 }
 
@@ -71,29 +68,24 @@ impl CompiledTemplate {
         let rewritten = rewrite(&text.source);
         let now = text.now.and_then(|(seconds, nanos)| DateTime::from_timestamp(seconds, nanos));
         let mut environment = environment(now.map(|now| now.naive_utc()));
-        environment.add_filter(GENERATION, text.markers.filter());
-        let mut add = |name, text| environment.add_template_owned(name, text).map_err(|error| error.to_string());
-        add(PLAIN, rewritten.plain)?;
-        if rewritten.has_generation {
-            add(MARKED, rewritten.marked)?;
-        }
-        let plain = environment.get_template(PLAIN).map_err(|error| error.to_string())?;
-        let undeclared = plain.undeclared_variables(false);
+        environment.add_filter(GENERATION, |text: String| text);
+        environment.add_template_owned(NAME, rewritten.text).map_err(|error| error.to_string())?;
+        let template = environment.get_template(NAME).map_err(|error| error.to_string())?;
+        let undeclared = template.undeclared_variables(false);
         if let Some(unknown) = UNKNOWN.iter().find(|name| undeclared.contains(**name)) {
             return Err(format!("it uses `{unknown}`, which is not supported"));
         }
-        Ok(Self { environment, text: text.clone(), has_generation: rewritten.has_generation })
+        Ok(Self { environment, tokens: text.tokens.clone(), has_generation: rewritten.has_generation })
     }
 
     /// What it makes of a conversation; an error is in words.
     pub(super) fn render(&self, rendering: &Rendering<'_>) -> Result<String, String> {
         let mut environment = Cow::Borrowed(&self.environment);
-        if let Some(other) = rendering.markers.filter(|&markers| markers != self.text.markers) {
-            environment.to_mut().add_filter(GENERATION, other.filter());
+        if let Some(markers) = rendering.markers {
+            environment.to_mut().add_filter(GENERATION, markers.filter());
         }
-        let name = if rendering.markers.is_some() { MARKED } else { PLAIN };
         let mut out = Limited(Vec::new());
-        let template = environment.get_template(name);
+        let template = environment.get_template(NAME);
         let done = template.and_then(|template| template.render_captured_to(self.context(rendering), &mut out).map(|_| ()));
         done.map_err(|error| words(&error))?;
         String::from_utf8(out.0).map_err(|error| error.to_string())
@@ -109,7 +101,7 @@ impl CompiledTemplate {
             ("add_generation_prompt", Value::from(rendering.adds_generation_prompt)),
         ];
         let known = known.into_iter().map(|(name, value)| (name.to_owned(), value));
-        let tokens = self.text.tokens.iter().map(|(name, token)| (name.clone(), Value::from(&token[..])));
+        let tokens = self.tokens.iter().map(|(name, token)| (name.clone(), Value::from(&token[..])));
         let own = rendering.variables.iter().map(|(name, value)| (name.clone(), value_of(value)));
         Value::from_pairs(known.chain(tokens).chain(own))
     }

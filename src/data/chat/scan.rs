@@ -6,22 +6,19 @@ pub(super) const GENERATION: &str = "__generation";
 /// The filter that refuses to walk over what is no list.
 pub(super) const WALKED: &str = "__walked";
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Default)]
 pub(super) struct Rewritten {
-    /// With generation tags as a filter that marks its text.
-    pub(super) marked: String,
-    /// With generation tags that leave no trace.
-    pub(super) plain: String,
+    pub(super) text: String,
     pub(super) has_generation: bool,
 }
 
 /// Rewrites a template. What stands in comments, in raw blocks and in strings stays as it is.
 pub(super) fn rewrite(source: &str) -> Rewritten {
-    let mut out = Rewritten { marked: String::with_capacity(source.len()), plain: String::new(), has_generation: false };
+    let mut out = Rewritten::default();
     let mut rest = source;
     while let Some(start) = next_opening(rest) {
         let (text, tag) = rest.split_at(start);
-        out.both(text);
+        out.text.push_str(text);
         let end = match &tag[..2] {
             "{#" => tag.find("#}").map(|end| end + 2),
             "{{" => closing(tag, "}}"),
@@ -35,42 +32,31 @@ pub(super) fn rewrite(source: &str) -> Rewritten {
         let (tag, behind) = tag.split_at(end);
         rest = behind;
         if !tag.starts_with("{%") {
-            out.both(tag);
+            out.text.push_str(tag);
             continue;
         }
         out.block(tag);
         if word(inside(tag)).0 == "raw" {
             let end = end_of_raw(rest);
-            out.both(&rest[..end]);
+            out.text.push_str(&rest[..end]);
             rest = &rest[end..];
         }
     }
-    out.both(rest);
+    out.text.push_str(rest);
     out
 }
 
 impl Rewritten {
-    fn both(&mut self, text: &str) {
-        self.marked.push_str(text);
-        self.plain.push_str(text);
-    }
-
     fn block(&mut self, tag: &str) {
         let (name, arguments) = word(inside(tag));
         let (open, close) = signs(tag);
         let rewritten = match name {
+            // The scope is that of Transformers: what is set inside stays inside, but for a namespace.
             "generation" if arguments.trim().is_empty() => {
                 self.has_generation = true;
-                // The scope is that of Transformers: what is set inside stays inside, but for a namespace.
-                self.marked.extend(["{%", open, " with %}{% filter ", GENERATION, " ", close, "%}"]);
-                self.plain.extend(["{%", open, " with ", close, "%}"]);
-                return;
+                Some(format!("{{%{open} with %}}{{% filter {GENERATION} {close}%}}"))
             }
-            "endgeneration" if arguments.trim().is_empty() => {
-                self.marked.extend(["{%", open, " endfilter %}{% endwith ", close, "%}"]);
-                self.plain.extend(["{%", open, " endwith ", close, "%}"]);
-                return;
-            }
+            "endgeneration" if arguments.trim().is_empty() => Some(format!("{{%{open} endfilter %}}{{% endwith {close}%}}")),
             "for" => walked(arguments).map(|(targets, list, condition)| {
                 format!("{{%{open} for{targets}in ({list})|{WALKED} {condition} {close}%}}")
             }),
@@ -83,7 +69,7 @@ impl Rewritten {
             }),
             _ => None,
         };
-        self.both(rewritten.as_deref().unwrap_or(tag));
+        self.text.push_str(rewritten.as_deref().unwrap_or(tag));
     }
 }
 
