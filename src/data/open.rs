@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -154,12 +154,11 @@ impl<'a> Opener<'a> {
         let tokens = token_cache::open(&source.files, self.token_key(&source, &reader), |out, record| {
             self.tokenise(&source, &reader, out, record, &mut *watch)
         })?;
-        let mut report = FileReport::new(&source, self.limit, &tokens);
-        let reply_prefix = reader.reply_prefix();
-        let pieces = self.pieces(&source.files, &tokens, &mut report)?;
+        let (format, paths, reply_prefix) = (source.format(), source.files.clone(), reader.reply_prefix());
+        let mut report = FileReport::new(source, self.limit, &tokens);
+        let pieces = self.pieces(&tokens, &mut report)?;
         let are_checked = (0..tokens.file.len()).map(|_| AtomicBool::new(false)).collect();
         let (hash, encoder) = (hash_of(&tokens.record.hashes), self.encoder.clone());
-        let (format, paths) = (source.format(), source.files);
         Ok((Arc::new(Samples { paths, hash, tokens, encoder, format, reply_prefix, are_checked }), pieces, report))
     }
 
@@ -168,18 +167,18 @@ impl<'a> Opener<'a> {
     }
 
     /// What is run of samples, and the counts of it.
-    fn pieces(&self, paths: &[PathBuf], tokens: &Tokens, report: &mut FileReport) -> Result<Vec<Piece>, Fault> {
+    fn pieces(&self, tokens: &Tokens, report: &mut FileReport) -> Result<Vec<Piece>, Fault> {
         let file = &tokens.file;
         let mut pieces = Vec::with_capacity(file.len());
         for sample in 0..file.len() {
             let length = file.length(sample);
-            let outcome = LengthOutcome::of(self.recipe, self.limit, length, || tokens.place(paths, sample))?;
+            let outcome = LengthOutcome::of(self.recipe, self.limit, length, || tokens.place(&report.source.files, sample))?;
             pieces.extend(Piece::of(sample, &outcome, length.total));
             report.samples.add(length.total, &outcome);
         }
         if pieces.is_empty() {
             let shortest = report.samples.shortest.unwrap_or(0);
-            return Err(faults::nothing_fits(&report.path, file.len(), self.limit, shortest));
+            return Err(faults::nothing_fits(report.source.first(), file.len(), self.limit, shortest));
         }
         Ok(pieces)
     }
@@ -203,7 +202,7 @@ impl<'a> Opener<'a> {
         mut record: TokenRecord,
         watch: Watch<'_>,
     ) -> io::Result<()> {
-        let path = source.files.first().cloned().unwrap_or_default();
+        let path = source.first();
         let indices: HashMap<&Path, usize> =
             source.files.iter().enumerate().map(|(index, path)| (path.as_path(), index)).collect();
         let mut writer = TokenWriter::new(out)?;
@@ -224,11 +223,11 @@ impl<'a> Opener<'a> {
             writer.push(&tokens, &About::of(example, file, row.place.at, border))?;
             samples += 1;
             num_tokens += tokens.ids.len();
-            watch(&path, samples, num_tokens);
+            watch(path, samples, num_tokens);
             Ok::<_, io::Error>(())
         })?;
         let count = bad.count;
-        bad.finish(&path)?;
+        bad.finish(path)?;
         record.counts = RowsRead { read: samples, bad: count };
         record.notes = self.encoder.chat.take_notes();
         record.hashes = hashes_of(&source.files)?;

@@ -66,7 +66,7 @@ pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>
         let first = files.len();
         files.extend(one.files);
         if let Some(file) = files.get_mut(first) {
-            file.notes.insert(0, counts);
+            file.source.notes.insert(0, counts);
         }
         warnings.extend(one.warnings.iter().map(|warning| format!("data set `{name}`: {warning}")));
         origins.extend(one.origins.into_iter().map(|(what, hash)| (format!("{what} for the data set `{name}`"), hash)));

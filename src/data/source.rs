@@ -1,6 +1,6 @@
 //! The files of a split, and how they are read: as the recipe says, or as their first rows show.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::faults::RowFault;
 use super::formats::{RowFormat, detect, registered};
@@ -55,5 +55,10 @@ impl DataSource {
 
     pub fn format(&self) -> &'static DataFormat {
         &self.format.facts
+    }
+
+    /// The first file, by which messages call all of them.
+    pub(super) fn first(&self) -> &Path {
+        self.files.first().map_or(Path::new(""), PathBuf::as_path)
     }
 }

@@ -222,13 +222,13 @@ impl Survey {
     /// It would not start: what it would say.
     pub fn verdict(self) -> Result<Option<Fault>, Fault> {
         let (used, read, bad) = (self.samples.used(), self.bad.read, self.bad.count);
-        let path = self.source.files.first().cloned().unwrap_or_default();
-        let left_out = self.bad.finish(&path)?;
+        let path = self.source.first();
+        let left_out = self.bad.finish(path)?;
         if let Some(error) = self.first_too_long {
             return Err(error);
         }
         if used == 0 {
-            return Err(faults::nothing_fits(&path, read - bad, self.limit, self.samples.shortest.unwrap_or(0)));
+            return Err(faults::nothing_fits(path, read - bad, self.limit, self.samples.shortest.unwrap_or(0)));
         }
         Ok(left_out)
     }
