@@ -35,10 +35,7 @@ impl BadRows {
         }
     }
 
-    /// What the recipe leaves out, where there is any.
-    ///
-    /// # Errors
-    /// There are bad rows, and the recipe does not leave them out; or there are no others.
+    /// What the recipe leaves out, where there is any; fails where it does not leave bad rows out, or there are no others.
     pub(super) fn finish(mut self, path: &Path) -> Result<Option<Fault>, Fault> {
         let has_samples = self.count < self.read;
         let error = match self.count {

@@ -24,10 +24,7 @@ pub struct SampleRow<T> {
     pub sample: Result<T, Fault>,
 }
 
-/// Hands over every row, bad or not.
-///
-/// # Errors
-/// A file cannot be read, or is damaged; or `consume` refuses.
+/// Hands over every row, bad or not; fails where a file cannot be read or is damaged, or `consume` refuses.
 pub(super) fn each_row<E: From<Fault>>(
     encoder: &Encoder,
     source: &DataSource,

@@ -66,7 +66,7 @@ pub fn look(
     }
     let (rows, count) = (bad.read, bad.count);
     let first_bad = bad.finish(&files.first().cloned().unwrap_or_default())?;
-    let format = detect(&files, &recipe).map(|detected| detected.words());
+    let format = detect(&files, &recipe).map(|detected| detected.words);
     Ok(FileLook { notes, format, rows, bad: count, first_bad, columns, lengths })
 }
 

@@ -23,8 +23,7 @@ pub struct DataSource {
 }
 
 impl DataSource {
-    /// # Errors
-    /// Files are missing, or nobody says which format they have.
+    /// Fails where files are missing, or nobody says which format they have.
     pub(super) fn find(recipe: &DataRecipe, paths: &DataPaths, split: SplitName) -> Result<Self, Fault> {
         let mut notes = Vec::new();
         let files = rows::find(paths.paths(), split, &mut notes)?;
@@ -40,15 +39,14 @@ impl DataSource {
                 let other = other.filter(|other| (other.format, &other.columns) != (detected.format, &detected.columns));
                 if let Some(other) = other {
                     let place = SamplePlace { path: first.as_path().into(), at: LineOrRecord::Whole };
-                    let found = format!("{}, but {}", other.words(), detected.words());
+                    let found = format!("{}, but {}", other.words, detected.words);
                     return Err(RowFault::unknown_format(place, &found));
                 }
             }
-            let words = detected.words();
             if rows.columns.is_empty() {
                 rows.columns = detected.columns;
             }
-            (detected.format, Some(words))
+            (detected.format, Some(detected.words))
         };
         Ok(Self { files, format: registered(format)?, told, notes, rows })
     }

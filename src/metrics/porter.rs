@@ -33,7 +33,6 @@ const STEP_2: &SuffixRules = &[
 const STEP_3: &SuffixRules =
     &[("icate", "ic"), ("ative", ""), ("alize", "al"), ("iciti", "ic"), ("ical", "ic"), ("ful", ""), ("ness", "")];
 
-/// Suffixes that go.
 const STEP_4: [&str; 19] = [
     "al", "ance", "ence", "er", "ic", "able", "ible", "ant", "ement", "ment", "ent", "ion", "ou", "ism", "ate", "iti", "ous", "ive",
     "ize",

@@ -83,9 +83,8 @@ impl Boundaries<'_> {
         self.template.fault(format!("message {index} (from 0): {why}"))
     }
 
-    /// In bytes, what of the answer `index` stands in the text as the model writes it; `None` where nobody can say.
-    ///
-    /// It begins behind the generation prompt. Thoughts may be missing; an end of turn that the model would not write there is none of it.
+    /// In bytes, what of the answer `index` stands in the text as the model writes it behind the generation prompt; `None` where nobody can say.
+    /// Thoughts may be missing; an end of turn that the model would not write there is none of it.
     pub(super) fn rewritten(&self, index: usize, tokens: TokensOf<'_>) -> Result<Option<Range<usize>>, Fault> {
         let message = &self.conversation.messages[index];
         if role(message) != "assistant" {

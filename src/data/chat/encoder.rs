@@ -76,10 +76,7 @@ impl ChatEncoder {
             let date = chat_template_date.map(|date| date.0.to_string());
             json!({ "templates": templates, "no_templates": none, "date": date, "variables": chat_template_kwargs, "roles": roles })
         });
-        json!({
-            "train_on": train_on.map(TrainOn::name), "train_on_end_of_turn": train_on_end_of_turn, "boundary": boundary.name(),
-            "messages": messages,
-        })
+        json!({ "train_on": train_on, "train_on_end_of_turn": train_on_end_of_turn, "boundary": boundary, "messages": messages })
     }
 
     /// What of a model's folder decides it, by name.

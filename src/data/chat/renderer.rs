@@ -146,8 +146,6 @@ impl Renderers {
 struct RendererProcess {
     process: Child,
     socket: UnixStream,
-    /// How long it may let a read or a write wait: the longest that any request needed.
-    patience: Duration,
 }
 
 impl RendererProcess {
@@ -155,16 +153,13 @@ impl RendererProcess {
         let (socket, own) = UnixStream::pair()?;
         let mut command = Command::new(program);
         command.arg(argument).stdin(OwnedFd::from(own)).stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(Self { process: command.spawn()?, socket, patience: Duration::ZERO })
+        Ok(Self { process: command.spawn()?, socket })
     }
 
     fn ask(&mut self, given: usize, request: &[u8]) -> io::Result<Result<String, String>> {
-        let patience = PATIENCE + 4 * allowed_time(given);
-        if patience > self.patience {
-            self.socket.set_read_timeout(Some(patience))?;
-            self.socket.set_write_timeout(Some(patience))?;
-            self.patience = patience;
-        }
+        let patience = Some(PATIENCE + 4 * allowed_time(given));
+        self.socket.set_read_timeout(patience)?;
+        self.socket.set_write_timeout(patience)?;
         write(&mut self.socket, [given, request.len()], request)?;
         let [is_fault, length] = read_numbers(&mut self.socket)?;
         if length > MAX_RENDERING {

@@ -73,7 +73,7 @@ impl ChatTemplates {
         self.0.iter().find(|(other, _)| other == name).map(|(_, template)| template)
     }
 
-    /// Those that conversations can be rendered by.
+    /// The templates that conversations can be rendered by.
     fn used(&self) -> impl Iterator<Item = &ChatTemplate> {
         [DEFAULT, TOOL_USE].into_iter().filter_map(|name| self.named(name))
     }

@@ -10,7 +10,7 @@ use crate::data::label_tokens::Classes;
 use crate::data::media;
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
-use crate::recipe::{DataFormat, DataRecipe, HelmetFamily, LongBenchPrompt};
+use crate::recipe::{DataFormat, DataRecipe};
 use crate::units::Fault;
 
 #[derive(Debug)]
@@ -46,8 +46,7 @@ pub(in crate::data) struct ExampleReader<'a> {
 }
 
 impl<'a> ExampleReader<'a> {
-    /// # Errors
-    /// The recipe contradicts the format; the format needs a tokenizer and there is none; or it has no classes, which the head asks for.
+    /// Fails where the recipe contradicts the format, or this needs a tokenizer that is not there, or has no classes, which the head asks for.
     pub(in crate::data) fn new(
         recipe: &'a DataRecipe,
         format: &'static RowFormat,
@@ -73,8 +72,8 @@ impl<'a> ExampleReader<'a> {
     pub(in crate::data) fn identity(&self) -> Value {
         let DataRecipe { prompt, max_prompt_tokens, family, .. } = self.recipe;
         json!({
-            "format": self.format.facts.name, "classes": self.classes, "prompt": prompt.map(LongBenchPrompt::name),
-            "max_prompt_tokens": max_prompt_tokens, "family": family.map(HelmetFamily::name), "has_template": self.has_template,
+            "format": self.format.facts.name, "classes": self.classes, "prompt": prompt, "max_prompt_tokens": max_prompt_tokens,
+            "family": family, "has_template": self.has_template,
         })
     }
 

@@ -52,10 +52,8 @@ impl fmt::Display for SplitName {
     }
 }
 
-/// The files behind paths, in the order in which they are read. What is left out of folders is added to `notes`, in words.
-///
-/// # Errors
-/// One of them is not there, matches nothing, lacks a shard, or stands for a file that stands there already.
+/// The files behind paths, in the order in which they are read; what is left out of folders is added to `notes`, in words. Fails where a path is
+/// not there, matches nothing, lacks a shard, or stands for a file that another stands for already.
 pub(in crate::data) fn find(paths: &[PathBuf], wanted: SplitName, notes: &mut Vec<String>) -> Result<Vec<PathBuf>, Fault> {
     let mut files = Vec::new();
     for path in paths {
