@@ -83,7 +83,9 @@ impl Piece {
 
 impl Dataset {
     pub(super) fn new(samples: Arc<Samples>, pieces: Vec<Piece>) -> Self {
-        let lengths = pieces.iter().map(|piece| samples.num_inputs(piece)).collect();
+        // The last token is only ever a target, but where a class is read at it.
+        let unread = |piece: &Piece| usize::from(samples.tokens.file.class(piece.sample).is_none());
+        let lengths = pieces.iter().map(|piece| piece.tokens.len() - piece.without.len() - unread(piece)).collect();
         let sets = vec![SetSamples { name: None, samples, first: 0 }];
         Self { sets, pieces: pieces.into_iter().map(|piece| (0, piece)).collect(), lengths }
     }
@@ -94,7 +96,7 @@ impl Dataset {
         let mut first = 0;
         for (number, (name, one)) in named.enumerate() {
             for SetSamples { samples, .. } in one.sets {
-                let count = samples.tokens.file.len();
+                let count = samples.tokens.file.len;
                 all.sets.push(SetSamples { name: Some(name.clone()), samples, first });
                 first += count;
             }
@@ -253,13 +255,7 @@ impl Samples {
             let total = self.tokens.file.ids(sample).len();
             (total <= most && !is_run(sample)).then(|| Piece::whole(sample, total))
         };
-        (0..self.tokens.file.len()).filter_map(dropped).collect()
-    }
-
-    fn num_inputs(&self, piece: &Piece) -> usize {
-        let tokens = piece.tokens.len() - piece.without.len();
-        // The last token is only ever a target, but where a class is read at it.
-        tokens - usize::from(self.tokens.file.class(piece.sample).is_none())
+        (0..self.tokens.file.len).filter_map(dropped).collect()
     }
 
     fn place(&self, sample: usize) -> Result<SamplePlace, Fault> {

@@ -138,7 +138,7 @@ impl Encoder {
 
     fn tokenizer(&self) -> Result<&Tokenizer, Fault> {
         let tokenizer = self.tokenizer.as_ref().ok_or_else(|| faults::no_tokenizer("text data"))?;
-        match tokenizer.ends().iter().find(|&&id| id as usize >= self.vocab_size) {
+        match tokenizer.ends.iter().find(|&&id| id as usize >= self.vocab_size) {
             None => Ok(tokenizer),
             Some(id) => {
                 let size = self.vocab_size;

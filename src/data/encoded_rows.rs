@@ -31,19 +31,13 @@ pub(super) fn each_row<E: From<Fault>>(
     reader: &ExampleReader<'_>,
     mut consume: impl FnMut(SampleRow<(Example, EncodedSample)>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let encode = |batch: Result<Vec<SampleRow<Example>>, Fault>| {
-        batch.map(|rows| rows.into_iter().map(|row| encoded(encoder, row)).collect::<Vec<_>>())
+    let encoded = |SampleRow { place, sample }: SampleRow<Example>| {
+        let sample = sample.and_then(|example| encoder.encode(&example.content, &place).map(|tokens| (example, tokens)));
+        SampleRow { place, sample }
     };
+    let encode =
+        |batch: Result<Vec<SampleRow<Example>>, Fault>| batch.map(|rows| rows.into_iter().map(encoded).collect::<Vec<_>>());
     in_order(|hand_on| read(source, reader, hand_on), encode, |rows| rows?.into_iter().try_for_each(&mut consume))
-}
-
-fn encoded(encoder: &Encoder, row: SampleRow<Example>) -> SampleRow<(Example, EncodedSample)> {
-    let SampleRow { place, sample } = row;
-    let sample = sample.and_then(|example| {
-        let tokens = encoder.encode(&example.content, &place)?;
-        Ok((example, tokens))
-    });
-    SampleRow { place, sample }
 }
 
 /// Hands over the rows of all files in batches, until nobody listens; behind them what ends the walk, if it is an error.

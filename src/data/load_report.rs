@@ -30,7 +30,7 @@ impl FileReport {
         let Tokens { file, record: TokenRecord { counts, .. }, is_cached, problem, .. } = tokens;
         let made_now = if source.format().has_texts { "tokenised now" } else { "pre-tokenised" };
         let origin = if *is_cached { "tokenised before" } else { made_now };
-        let mut fingerprints: Vec<u64> = (0..file.len()).map(|sample| file.fingerprint(sample)).collect();
+        let mut fingerprints: Vec<u64> = (0..file.len).map(|sample| file.fingerprint(sample)).collect();
         fingerprints.sort_unstable();
         let duplicates = fingerprints.windows(2).filter(|pair| pair[0] == pair[1]).count();
         Self {

@@ -157,7 +157,7 @@ impl<'a> Opener<'a> {
         let (format, paths, reply_prefix) = (source.format(), source.files.clone(), reader.reply_prefix());
         let mut report = FileReport::new(source, self.limit, &tokens);
         let pieces = self.pieces(&tokens, &mut report)?;
-        let are_checked = (0..tokens.file.len()).map(|_| AtomicBool::new(false)).collect();
+        let are_checked = (0..tokens.file.len).map(|_| AtomicBool::new(false)).collect();
         let (hash, encoder) = (hash_of(&tokens.record.hashes), self.encoder.clone());
         Ok((Arc::new(Samples { paths, hash, tokens, encoder, format, reply_prefix, are_checked }), pieces, report))
     }
@@ -169,8 +169,8 @@ impl<'a> Opener<'a> {
     /// What is run of samples, and the counts of it.
     fn pieces(&self, tokens: &Tokens, report: &mut FileReport) -> Result<Vec<Piece>, Fault> {
         let file = &tokens.file;
-        let mut pieces = Vec::with_capacity(file.len());
-        for sample in 0..file.len() {
+        let mut pieces = Vec::with_capacity(file.len);
+        for sample in 0..file.len {
             let length = file.length(sample);
             let outcome = LengthOutcome::of(self.recipe, self.limit, length, || tokens.place(&report.source.files, sample))?;
             pieces.extend(Piece::of(sample, &outcome, length.total));
@@ -178,7 +178,7 @@ impl<'a> Opener<'a> {
         }
         if pieces.is_empty() {
             let shortest = report.samples.shortest.unwrap_or(0);
-            return Err(faults::nothing_fits(report.source.first(), file.len(), self.limit, shortest));
+            return Err(faults::nothing_fits(report.source.first(), file.len, self.limit, shortest));
         }
         Ok(pieces)
     }

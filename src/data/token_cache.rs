@@ -175,7 +175,7 @@ fn stored(place: &Path, expected: &TokenRecord) -> Result<Tokens, String> {
     if (*version, settings, sizes) != (VERSION, &expected.settings, &expected.sizes) {
         return Err(format!("`{}` was made of something else", place.display()));
     }
-    if counts.read != tokens.file.len() {
+    if counts.read != tokens.file.len {
         return Err(format!("`{}` lacks samples", place.display()));
     }
     Ok(Tokens { is_cached: true, ..tokens })
@@ -338,7 +338,7 @@ mod tests {
         let found = open_counted(&places, &data, "s", &mut made).unwrap();
         assert!(places[1].exists() && found.map.is_some());
         let found = open_counted(&places[..1], &data, "s", &mut made).unwrap();
-        assert!(found.problem.is_some_and(|problem| !problem.is_empty()) && found.file.len() == 1);
+        assert!(found.problem.is_some_and(|problem| !problem.is_empty()) && found.file.len == 1);
         let refused = open_in(&[], &data, "s".into(), |_, _| Err(faults::empty(Path::new("x")).into()));
         assert!(refused.is_err_and(|error| error.to_string().contains("holds no samples")));
         let changing = open_in(&[], &data, "s".into(), |out, record| {

@@ -184,7 +184,8 @@ pub(super) struct TokenFile {
     batches: Vec<RecordBatch>,
     /// The first sample of each batch.
     firsts: Vec<usize>,
-    len: usize,
+    /// How many samples there are.
+    pub(super) len: usize,
 }
 
 impl TokenFile {
@@ -203,10 +204,6 @@ impl TokenFile {
             Some(sample) => Err(format!("sample {sample} is damaged")),
             None => Ok((file, record)),
         }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.len
     }
 
     pub(super) fn ids(&self, sample: usize) -> &[u32] {
@@ -352,7 +349,7 @@ mod tests {
         fn what_is_read_is_what_was_written(samples in prop::collection::vec(sample(), 0..12), part in any::<[u8; 2]>()) {
             let bytes = written(&samples);
             let (file, record) = TokenFile::read::<String>(&Buffer::from_vec(bytes.clone())).unwrap();
-            prop_assert_eq!((file.len(), record.as_str()), (samples.len(), "a record"));
+            prop_assert_eq!((file.len, record.as_str()), (samples.len(), "a record"));
             for (index, sample) in samples.iter().enumerate() {
                 let len = sample.ids.len();
                 prop_assert_eq!(&file.part(index, 0..len), sample);
@@ -377,7 +374,7 @@ mod tests {
             let place = usize::from(at) % bytes.len();
             bytes[place] ^= bits;
             if let Ok((file, _)) = TokenFile::read::<String>(&Buffer::from_vec(bytes)) {
-                for sample in 0..file.len() {
+                for sample in 0..file.len {
                     drop(file.part(sample, 0..file.ids(sample).len()));
                     let _ = (file.about(sample), file.length(sample));
                 }

@@ -20,7 +20,7 @@ pub struct Tokenizer {
     path: PathBuf,
     hash: String,
     /// What ends a sequence: the first is written, the others may be said.
-    ends: Vec<u32>,
+    pub(super) ends: Vec<u32>,
     /// The one token that the post-processor puts before a text.
     bos: Option<u32>,
     /// Special tokens which the post-processor puts behind a text (some tokenizers end every text with EOS).
@@ -139,15 +139,11 @@ impl Tokenizer {
     }
 
     pub fn eos(&self) -> Result<u32, Fault> {
-        self.ends().first().copied().ok_or_else(|| {
+        self.ends.first().copied().ok_or_else(|| {
             let (files, dir) = ("generation_config.json or config.json", abridged(self.dir().display()));
             let message = format!("no `eos_token_id` in {files} and no known `eos_token` in tokenizer_config.json of `{dir}`");
             Fault::data(message, "add `\"eos_token_id\": N` to the model's generation_config.json")
         })
-    }
-
-    pub(super) fn ends(&self) -> &[u32] {
-        &self.ends
     }
 
     /// Bytes of the longest entry of the vocabulary. An entry is written with at least as many bytes as it stands for.

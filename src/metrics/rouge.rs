@@ -43,7 +43,11 @@ impl RougeMeasure {
     }
 
     pub(super) fn score(self, prediction: &str, reference: &str) -> f64 {
-        let words = |text: &str| tokenize(text, self.stemmed);
+        let words = |text: &str| -> Vec<String> {
+            let text = text.to_lowercase();
+            let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+            words.map(|word| if self.stemmed && word.len() > 3 { stem(word) } else { word.to_owned() }).collect()
+        };
         let [hits, predicted, expected] = match self.kind {
             RougeKind::One => of_ngrams(&words(prediction), &words(reference), 1),
             RougeKind::Two => of_ngrams(&words(prediction), &words(reference), 2),
@@ -81,12 +85,6 @@ impl fmt::Display for RougeMeasure {
         };
         write!(f, "rouge_{kind}{}{figure}", if self.stemmed { "" } else { "_plain" })
     }
-}
-
-fn tokenize(text: &str, stemmed: bool) -> Vec<String> {
-    let text = text.to_lowercase();
-    let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-    words.map(|word| if stemmed && word.len() > 3 { stem(word) } else { word.to_owned() }).collect()
 }
 
 /// Common n-grams, and those of either side.

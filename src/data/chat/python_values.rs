@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Error, Value};
+use serde_json::Value as Json;
 
 use super::python_methods::{fault, named};
 
@@ -226,25 +227,16 @@ impl JsonStyle {
     }
 
     fn text(&self, text: &str, out: &mut String) {
-        out.push('"');
-        for c in text.chars() {
-            match c {
-                '"' | '\\' => out.extend(['\\', c]),
-                '\n' => out.push_str("\\n"),
-                '\r' => out.push_str("\\r"),
-                '\t' => out.push_str("\\t"),
-                '\u{8}' => out.push_str("\\b"),
-                '\u{c}' => out.push_str("\\f"),
-                ' '..='~' => out.push(c),
-                c if c >= ' ' && !self.ensure_ascii => out.push(c),
-                c => {
-                    for unit in c.encode_utf16(&mut [0; 2]) {
-                        let _ = write!(out, "\\u{unit:04x}");
-                    }
+        // What JSON must escape Python writes alike.
+        for c in Json::from(text).to_string().chars() {
+            if self.ensure_ascii && !(' '..='~').contains(&c) {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
                 }
+            } else {
+                out.push(c);
             }
         }
-        out.push('"');
     }
 }
 

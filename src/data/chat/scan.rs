@@ -1,10 +1,16 @@
 //! Rewrites what Transformers' templates have and minijinja has not: `{% generation %}`, and loops over nothing, which Python refuses.
 
+use std::sync::LazyLock;
+
+use regex::Regex;
+
 /// The filter around what an assistant writes.
 pub(super) const GENERATION: &str = "__generation";
 
 /// The filter that refuses to walk over what is no list.
 pub(super) const WALKED: &str = "__walked";
+
+static END_OF_RAW: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\{%[-+]?\s*endraw\s*[-+]?%\}").ok());
 
 #[derive(Default)]
 pub(super) struct Rewritten {
@@ -16,7 +22,7 @@ pub(super) struct Rewritten {
 pub(super) fn rewrite(source: &str) -> Rewritten {
     let mut out = Rewritten::default();
     let mut rest = source;
-    while let Some(start) = next_opening(rest) {
+    while let Some((start, _)) = rest.match_indices('{').find(|&(at, _)| rest[at + 1..].starts_with(['{', '%', '#'])) {
         let (text, tag) = rest.split_at(start);
         out.text.push_str(text);
         let end = match &tag[..2] {
@@ -37,7 +43,7 @@ pub(super) fn rewrite(source: &str) -> Rewritten {
         }
         out.block(tag);
         if word(inside(tag)).0 == "raw" {
-            let end = end_of_raw(rest);
+            let end = END_OF_RAW.as_ref().and_then(|end| end.find(rest)).map_or(rest.len(), |found| found.end());
             out.text.push_str(&rest[..end]);
             rest = &rest[end..];
         }
@@ -71,11 +77,6 @@ impl Rewritten {
         };
         self.text.push_str(rewritten.as_deref().unwrap_or(tag));
     }
-}
-
-fn next_opening(text: &str) -> Option<usize> {
-    let bytes = text.as_bytes();
-    (0..bytes.len().saturating_sub(1)).find(|&at| bytes[at] == b'{' && matches!(bytes[at + 1], b'{' | b'%' | b'#'))
 }
 
 /// The length of a tag up to its end, over strings and braces.
@@ -124,19 +125,6 @@ fn word(text: &str) -> (&str, &str) {
     let text = text.trim_start();
     let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
     text.split_at(end)
-}
-
-/// Behind `{% endraw %}`, or the end where there is none.
-fn end_of_raw(text: &str) -> usize {
-    let mut from = 0;
-    while let Some(start) = text[from..].find("{%").map(|at| from + at) {
-        let Some(end) = text[start..].find("%}").map(|at| start + at + 2) else { break };
-        if inside(&text[start..end]).trim() == "endraw" {
-            return end;
-        }
-        from = start + 2;
-    }
-    text.len()
 }
 
 /// The targets of `with a = 1, b = 2`, and their values; `None` where there is one.

@@ -17,9 +17,9 @@ use crate::units::{Fault, abridged};
 /// A chat template. It is compiled when it is first used: a process is started for that. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct ChatTemplate {
-    text: Arc<TemplateText>,
+    pub(super) text: Arc<TemplateText>,
     execution: Arc<OnceLock<Result<Execution, String>>>,
-    place: String,
+    pub(super) place: String,
 }
 
 #[derive(Debug)]
@@ -53,18 +53,6 @@ impl ChatTemplate {
             Execution::Children(renderers) => renderers.has_generation,
             Execution::Here(compiled) => compiled.has_generation,
         })
-    }
-
-    pub(super) fn tokens(&self) -> &[(String, String)] {
-        &self.text.tokens
-    }
-
-    pub(super) fn place(&self) -> &str {
-        &self.place
-    }
-
-    pub(super) fn source(&self) -> &str {
-        &self.text.source
     }
 
     /// The text of a conversation, and behind it, where `adds_generation_prompt`, what the assistant's next message begins with.
@@ -129,7 +117,7 @@ impl ChatTemplate {
 
     /// Two characters that stand neither in the template nor in a conversation.
     pub(super) fn free_markers(&self, conversation: &Conversation) -> Markers {
-        Markers::absent_from(&|marker| self.source().contains(marker) || conversation.contains(marker))
+        Markers::absent_from(&|marker| self.text.source.contains(marker) || conversation.contains(marker))
     }
 
     pub(super) fn fault(&self, message: String) -> Fault {

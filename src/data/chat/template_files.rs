@@ -86,35 +86,35 @@ impl ChatTemplates {
         let for_tools = self.named(TOOL_USE).filter(|_| conversation.tools.is_some());
         for_tools.or_else(|| self.named(DEFAULT)).ok_or_else(|| {
             let message = format!("there is none named `{DEFAULT}`, but {}", self.names().collect::<Vec<_>>().join(", "));
-            TemplateFault { place: self.0[0].1.place().to_owned(), message }.into()
+            TemplateFault { place: self.0[0].1.place.clone(), message }.into()
         })
     }
 
     pub(super) fn identity(&self) -> Json {
-        let of = |template: &ChatTemplate| json!({ "source": template.source(), "tokens": template.tokens() });
+        let of = |template: &ChatTemplate| json!({ "source": template.text.source, "tokens": template.text.tokens });
         json!([DEFAULT, TOOL_USE].map(|name| self.named(name).map(of)))
     }
 
     pub(super) fn origins(&self) -> BTreeMap<&'static str, String> {
-        let tokens = self.used().flat_map(ChatTemplate::tokens).flat_map(|(name, token)| [name, token]);
+        let tokens = self.used().flat_map(|template| &template.text.tokens).flat_map(|(name, token)| [name, token]);
         BTreeMap::from([
-            ("the chat template", files::hash_parts(self.used().map(ChatTemplate::source))),
+            ("the chat template", files::hash_parts(self.used().map(|template| &template.text.source))),
             ("the special tokens of `tokenizer_config.json`", files::hash_parts(tokens)),
         ])
     }
 
     /// Whether a text of one of them depends on the time.
     pub(super) fn print_dates(&self) -> bool {
-        self.used().any(|template| template.source().contains(STRFTIME))
+        self.used().any(|template| template.text.source.contains(STRFTIME))
     }
 
     pub(super) fn bos(&self) -> Option<&str> {
         let template = self.used().next()?;
-        template.tokens().iter().find(|(name, _)| name == "bos_token").map(|(_, token)| &token[..])
+        template.text.tokens.iter().find(|(name, _)| name == "bos_token").map(|(_, token)| &token[..])
     }
 
     pub fn source(&self) -> Option<&str> {
-        self.named(DEFAULT).map(ChatTemplate::source)
+        self.named(DEFAULT).map(|template| &template.text.source[..])
     }
 
     /// The text of a conversation, and behind it, where `adds_generation_prompt`, what the assistant's next message begins with.
