@@ -1,6 +1,7 @@
 //! The order of an epoch: samples of similar length share a micro-batch, the longest first, so that those that end leave it from behind.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use rand::SeedableRng;
 use rand::rngs::ChaCha12Rng;
@@ -84,21 +85,17 @@ pub fn largest_batches(lengths: &[usize], size: BatchSize, order: BatchOrder) ->
 /// Batches of samples from buckets of similar lengths, from the longest; within a bucket they keep their order.
 fn bucketed(mut samples: Vec<usize>, lengths: &[usize], size: BatchSize) -> Vec<Vec<usize>> {
     samples.sort_by_cached_key(|&sample| Reverse(bucket(lengths[sample])));
-    let mut batches = Vec::new();
-    let mut buckets = samples.chunk_by(|&a, &b| bucket(lengths[a]) == bucket(lengths[b]));
-    let (mut bucket_ends, mut longest) = (0, 0);
-    let mut start = 0;
+    let mut longest: BTreeMap<usize, usize> = BTreeMap::new();
+    for &sample in &samples {
+        let longest = longest.entry(bucket(lengths[sample])).or_default();
+        *longest = lengths[sample].max(*longest);
+    }
+    let (mut batches, mut start) = (Vec::new(), 0);
     while start < samples.len() {
-        while start >= bucket_ends
-            && let Some(bucket) = buckets.next()
-        {
-            bucket_ends += bucket.len();
-            longest = bucket.iter().map(|&sample| lengths[sample]).max().unwrap_or(0);
-        }
         // By the longest of the bucket, not by those that happen to be drawn: so every epoch has as many batches.
         let width = match size {
             BatchSize::Sequences(count) => count.max(1),
-            BatchSize::Tokens(most) => width(longest, most),
+            BatchSize::Tokens(most) => width(longest[&bucket(lengths[samples[start]])], most),
         };
         let mut batch = samples[start..samples.len().min(start + width)].to_vec();
         start += batch.len();

@@ -41,7 +41,6 @@ struct SetSamples {
 /// All samples of some files: two splits can share them.
 pub(super) struct Samples {
     pub(super) paths: Vec<PathBuf>,
-    pub(super) hash: String,
     pub(super) tokens: Tokens,
     pub(super) encoder: Encoder,
     pub(super) format: &'static DataFormat,
@@ -216,7 +215,7 @@ impl Dataset {
 
     /// Hash of the content of its files: a resumed run must find the same.
     pub fn hash(&self) -> String {
-        hash_of(&self.sets.iter().map(|set| set.samples.hash.clone()).collect::<Vec<_>>())
+        hash_of(&self.sets.iter().map(|set| hash_of(&set.samples.tokens.record.hashes)).collect::<Vec<_>>())
     }
 
     pub(super) fn notes(&self) -> ChatNotes {
@@ -237,7 +236,7 @@ impl Dataset {
 }
 
 /// One hash for several files; a single one keeps its own.
-pub(super) fn hash_of(hashes: &[String]) -> String {
+fn hash_of(hashes: &[String]) -> String {
     if let [hash] = hashes { hash.clone() } else { files::hash_parts(hashes) }
 }
 

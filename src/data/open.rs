@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::bad_rows::BadRows;
 use super::chat::ChatEncoder;
-use super::dataset::{Dataset, Piece, Samples, hash_of};
+use super::dataset::{Dataset, Piece, Samples};
 use super::encode::Encoder;
 use super::encoded_rows::each_row;
 use super::faults::{self, RowFault};
@@ -158,8 +158,8 @@ impl<'a> Opener<'a> {
         let mut report = FileReport::new(source, self.limit, &tokens);
         let pieces = self.pieces(&tokens, &mut report)?;
         let are_checked = (0..tokens.file.len).map(|_| AtomicBool::new(false)).collect();
-        let (hash, encoder) = (hash_of(&tokens.record.hashes), self.encoder.clone());
-        Ok((Arc::new(Samples { paths, hash, tokens, encoder, format, reply_prefix, are_checked }), pieces, report))
+        let encoder = self.encoder.clone();
+        Ok((Arc::new(Samples { paths, tokens, encoder, format, reply_prefix, are_checked }), pieces, report))
     }
 
     pub(super) fn reader(&self, source: &DataSource) -> Result<ExampleReader<'_>, Fault> {

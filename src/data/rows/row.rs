@@ -95,6 +95,13 @@ impl DataRow {
         }
     }
 
+    pub(in crate::data) fn array(&mut self, field: &str, expected: &str) -> Result<Vec<Value>, Fault> {
+        match self.require(field)? {
+            Value::Array(values) => Ok(values),
+            other => Err(self.bad(field, expected, kind(&other))),
+        }
+    }
+
     /// Takes an array of at least one text.
     pub(in crate::data) fn texts(&mut self, field: &str) -> Result<Vec<String>, Fault> {
         let found = match self.require_as(field, "an array of at least 1 string")? {
