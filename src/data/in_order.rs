@@ -43,9 +43,10 @@ pub(super) fn in_order<I: Send, O: Send, E>(
             });
         }
         // Whichever way this ends, the receivers go with it, and the threads notice.
-        promised.into_iter().map_while(|answered| answered.recv().ok()).try_for_each(|result| {
-            consume(result.unwrap_or_else(|panic| resume_unwind(panic)))
-        })
+        promised
+            .into_iter()
+            .map_while(|answered| answered.recv().ok())
+            .try_for_each(|result| consume(result.unwrap_or_else(|panic| resume_unwind(panic))))
     })
 }
 

@@ -34,8 +34,8 @@ const STEP_3: &SuffixRules =
     &[("icate", "ic"), ("ative", ""), ("alize", "al"), ("iciti", "ic"), ("ical", "ic"), ("ful", ""), ("ness", "")];
 
 const STEP_4: [&str; 19] = [
-    "al", "ance", "ence", "er", "ic", "able", "ible", "ant", "ement", "ment", "ent", "ion", "ou", "ism", "ate", "iti", "ous", "ive",
-    "ize",
+    "al", "ance", "ence", "er", "ic", "able", "ible", "ant", "ement", "ment", "ent", "ion", "ou", "ism", "ate", "iti", "ous",
+    "ive", "ize",
 ];
 
 fn irregular(word: &str) -> Option<&str> {

@@ -150,42 +150,54 @@ impl JsonStyle {
         if out.len() > MAX_TEXT {
             return Err(fault(format!("tojson: the text is longer than {MAX_TEXT} bytes")));
         }
-        match value.kind() {
-            ValueKind::None => out.push_str("null"),
-            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => out.push_str(&number(value)),
-            ValueKind::String => self.text(value.as_str().unwrap_or_default(), out),
+        let items = match value.kind() {
             ValueKind::Seq | ValueKind::Iterable => {
-                let items: Vec<Value> = value.try_iter()?.checked().collect::<Result<_, _>>()?;
-                self.container(['[', ']'], items.len(), depth, out, |index, out| self.write(&items[index], depth + 1, out))?;
+                value.try_iter()?.checked().map(|item| Ok((None, item?))).collect::<Result<Vec<_>, Error>>()?
             }
-            ValueKind::Map => {
-                let pairs = self.pairs(value)?;
-                self.container(['{', '}'], pairs.len(), depth, out, |index, out| {
-                    let (key, value) = &pairs[index];
-                    self.text(key, out);
-                    out.push_str(&self.key);
-                    self.write(value, depth + 1, out)
-                })?;
+            ValueKind::Map => self.pairs(value)?,
+            _ => {
+                out.push_str(&self.scalar(value)?);
+                return Ok(());
             }
-            ValueKind::Undefined => return Err(fault("Object of type Undefined is not JSON serializable")),
-            other => return Err(fault(format!("Object of type {other} is not JSON serializable"))),
+        };
+        let [open, close] = if value.kind() == ValueKind::Map { ['{', '}'] } else { ['[', ']'] };
+        out.push(open);
+        for (index, (key, item)) in items.iter().enumerate() {
+            out.push_str(if index > 0 { &self.item } else { "" });
+            self.new_line(depth + 1, out);
+            if let Some(key) = key {
+                out.extend([&self.text(key)[..], &self.key]);
+            }
+            self.write(item, depth + 1, out)?;
         }
+        if !items.is_empty() {
+            self.new_line(depth, out);
+        }
+        out.push(close);
         Ok(())
     }
 
-    fn pairs(&self, map: &Value) -> Result<Vec<(String, Value)>, Error> {
+    fn scalar(&self, value: &Value) -> Result<String, Error> {
+        match value.kind() {
+            ValueKind::None => Ok("null".to_owned()),
+            ValueKind::Bool => Ok(value.is_true().to_string()),
+            ValueKind::Number => Ok(number(value)),
+            ValueKind::String => Ok(self.text(value.as_str().unwrap_or_default())),
+            ValueKind::Undefined => Err(fault("Object of type Undefined is not JSON serializable")),
+            other => Err(fault(format!("Object of type {other} is not JSON serializable"))),
+        }
+    }
+
+    fn pairs(&self, map: &Value) -> Result<Vec<(Option<String>, Value)>, Error> {
         let keys: Vec<Value> = map.try_iter()?.checked().collect::<Result<_, _>>()?;
         let mut pairs = Vec::with_capacity(keys.len());
         for key in &keys {
             let name = match key.kind() {
                 ValueKind::String => key.as_str().unwrap_or_default().to_owned(),
-                ValueKind::Number => number(key),
-                ValueKind::Bool => key.is_true().to_string(),
-                ValueKind::None => "null".to_owned(),
+                ValueKind::Number | ValueKind::Bool | ValueKind::None => self.scalar(key)?,
                 other => return Err(fault(format!("keys must be str, int, float, bool or None, not {other}"))),
             };
-            pairs.push((name, map.get_item(key)?));
+            pairs.push((Some(name), map.get_item(key)?));
         }
         if self.sort_keys {
             if keys.iter().any(|key| key.kind() != ValueKind::String) {
@@ -196,29 +208,6 @@ impl JsonStyle {
         Ok(pairs)
     }
 
-    fn container(
-        &self,
-        [open, close]: [char; 2],
-        len: usize,
-        depth: usize,
-        out: &mut String,
-        mut item: impl FnMut(usize, &mut String) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        out.push(open);
-        for index in 0..len {
-            if index > 0 {
-                out.push_str(&self.item);
-            }
-            self.new_line(depth + 1, out);
-            item(index, out)?;
-        }
-        if len > 0 {
-            self.new_line(depth, out);
-        }
-        out.push(close);
-        Ok(())
-    }
-
     fn new_line(&self, depth: usize, out: &mut String) {
         if let Some(indent) = &self.indent {
             out.push('\n');
@@ -226,17 +215,21 @@ impl JsonStyle {
         }
     }
 
-    fn text(&self, text: &str, out: &mut String) {
+    fn text(&self, text: &str) -> String {
         // What JSON must escape Python writes alike.
-        for c in Json::from(text).to_string().chars() {
-            if self.ensure_ascii && !(' '..='~').contains(&c) {
-                for unit in c.encode_utf16(&mut [0; 2]) {
-                    let _ = write!(out, "\\u{unit:04x}");
-                }
+        let json = Json::from(text).to_string();
+        if !self.ensure_ascii {
+            return json;
+        }
+        let mut ascii = String::with_capacity(json.len());
+        for c in json.chars() {
+            if (' '..='~').contains(&c) {
+                ascii.push(c);
             } else {
-                out.push(c);
+                c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| ascii += &format!("\\u{unit:04x}"));
             }
         }
+        ascii
     }
 }
 

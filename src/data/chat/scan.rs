@@ -63,9 +63,8 @@ impl Rewritten {
                 Some(format!("{{%{open} with %}}{{% filter {GENERATION} {close}%}}"))
             }
             "endgeneration" if arguments.trim().is_empty() => Some(format!("{{%{open} endfilter %}}{{% endwith {close}%}}")),
-            "for" => walked(arguments).map(|(targets, list, condition)| {
-                format!("{{%{open} for{targets}in ({list})|{WALKED} {condition} {close}%}}")
-            }),
+            "for" => walked(arguments)
+                .map(|(targets, list, condition)| format!("{{%{open} for{targets}in ({list})|{WALKED} {condition} {close}%}}")),
             // All values are those outside of the block.
             "with" => assigned(arguments).map(|(targets, values)| format!("{{%{open} with ({targets}) = ({values}) {close}%}}")),
             // A macro of minijinja's does not see a namespace that it only assigns to: it is mentioned.

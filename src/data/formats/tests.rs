@@ -30,7 +30,10 @@ fn all_of_a_text_is_trained() {
     let mut fixture = Fixture::new("text", lines(&[json!({"text": "the cache holds"}), json!({"text": "key"})]));
     fixture.recipe.format = None;
     let splits = fixture.open().unwrap();
-    assert_eq!(splits.files[0].source.told.as_deref().map(|told| told.starts_with("`text` by the fields `text` of ")), Some(true));
+    assert_eq!(
+        splits.files[0].source.told.as_deref().map(|told| told.starts_with("`text` by the fields `text` of ")),
+        Some(true)
+    );
     let sequence = splits.train.batch(&[0]).unwrap().sequences.swap_remove(0);
     let ids = tokenizer().encode("the cache holds").unwrap();
     assert_eq!(sequence.inputs, ids);
