@@ -10,7 +10,6 @@ const TOLD: usize = 10;
 
 #[derive(Debug, Default)]
 pub(super) struct BadRows {
-    /// Whether the recipe leaves them out.
     are_dropped: bool,
     first: Vec<Fault>,
     pub(super) count: usize,
@@ -26,7 +25,6 @@ impl BadRows {
         self.read += 1;
     }
 
-    /// A row that is no sample.
     pub(super) fn note(&mut self, error: Fault) {
         self.read += 1;
         self.count += 1;

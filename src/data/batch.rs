@@ -14,7 +14,6 @@ pub struct Batch {
     pub sequences: Vec<Sequence>,
 }
 
-/// One sample as the model runs it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sequence {
     /// Index of the sample in its file, counted from 0: does not depend on split, order or batch.
@@ -47,7 +46,6 @@ pub struct SoftTargets {
 }
 
 impl Batch {
-    /// Inputs of the longest sequence.
     pub fn max_len(&self) -> usize {
         self.sequences.iter().map(|sequence| sequence.inputs.len()).max().unwrap_or(0)
     }

@@ -23,7 +23,6 @@ pub(super) struct Encoder {
     pub(super) vocab_size: usize,
     /// The token that a class is not read at.
     pub(super) pad: Option<u32>,
-    /// Finds the initial part of sequences, where that is asked for.
     pub(super) initial: Option<InitialPartFinder>,
 }
 
@@ -113,7 +112,6 @@ impl Encoder {
         }
     }
 
-    /// The tokens of a question with thoughts in it.
     pub(super) fn follow_up(
         &self,
         FollowUp { before, after, is_message, max_tokens }: &FollowUp,

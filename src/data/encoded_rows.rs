@@ -14,7 +14,6 @@ use crate::units::Fault;
 /// What examples of one handing-over take, about.
 const BATCH_BYTES: usize = 1 << 18;
 
-/// How many there are at most.
 const BATCH_EXAMPLES: usize = 256;
 
 /// A row, and its sample or why it is none.

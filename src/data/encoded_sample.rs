@@ -12,7 +12,6 @@ pub(super) struct EncodedSample {
     /// Leading tokens that may be cut.
     pub(super) prompt: usize,
     pub(super) aim: Aim,
-    /// Where the initial part stands, where somebody asked.
     pub(super) initial: Option<Range<usize>>,
     /// The end of the prompt's text that is in the first token behind the prompt.
     pub(super) border: Option<String>,

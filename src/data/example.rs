@@ -34,7 +34,6 @@ impl From<ChatSample> for Content {
 }
 
 impl Content {
-    /// About as many bytes as it takes.
     pub(super) fn size(&self) -> usize {
         match self {
             Self::Text { prompt, completion } => prompt.len() + completion.len(),

@@ -99,7 +99,6 @@ pub(super) fn no_tokenizer(what: &str) -> Fault {
     Fault::data(format!("{what} needs a tokenizer, and the model has no `tokenizer.json`"), hint)
 }
 
-/// A tokenizer that cannot be loaded, or that failed on a text.
 pub(super) fn bad_tokenizer(path: &Path, message: &str) -> Fault {
     let message = format!("tokenizer `{}`: {}", abridged(path.display()), abridged(message));
     Fault::data(message, "fetch `tokenizer.json` again, or save it anew with the `tokenizers` library")

@@ -19,7 +19,6 @@ pub struct FileReport {
     pub limit: usize,
     /// Samples with the same tokens as an earlier one. They are not left out.
     pub duplicates: usize,
-    /// Where the tokens come from, in words.
     pub origin: &'static str,
     /// Why they could not be kept for the next start.
     pub cache_problem: Option<String>,

@@ -31,9 +31,7 @@ pub struct FileLook {
     pub rows: usize,
     /// Rows that are no JSON object or cannot be read.
     pub bad: usize,
-    /// What is wrong with the first of them.
     pub first_bad: Option<Fault>,
-    /// In the order in which they come up.
     pub columns: Vec<ColumnLook>,
     /// Rows by the power of two that is not below the characters of their texts.
     pub lengths: Vec<usize>,

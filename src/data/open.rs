@@ -39,7 +39,6 @@ pub struct DataRequest<'a> {
     pub limits: ModelLimits,
     /// The rule for the initial part of prompts: with one, each sequence says where its own stands.
     pub initial: Option<&'a InitialPart>,
-    /// What draws the samples that are held out.
     pub seed: u64,
 }
 
@@ -193,7 +192,6 @@ impl<'a> Opener<'a> {
         key.to_string()
     }
 
-    /// Reads files and writes their tokens, on all cores.
     fn tokenise(
         &self,
         source: &DataSource,

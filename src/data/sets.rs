@@ -18,7 +18,6 @@ pub struct Splits {
     pub validation: Option<Dataset>,
     /// What `data.on_too_long = "drop"` has left out of the training file, as far as the model has positions; `None` where that is none.
     pub rest: Option<Dataset>,
-    /// What was read of each split's files, dropped and cut.
     pub files: Vec<FileReport>,
     /// Samples that are held out and have the tokens of one to train on.
     pub shared: usize,
@@ -30,7 +29,6 @@ pub struct Splits {
     pub chat_template_date: Option<TemplateDate>,
 }
 
-/// What happened when they were opened, and how many samples there are.
 impl fmt::Display for Splits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for file in &self.files {

@@ -16,7 +16,6 @@ pub struct DataSource {
     pub(super) format: &'static RowFormat,
     /// The format and what it was told from, where the recipe does not say.
     pub told: Option<String>,
-    /// What of folders was left out.
     pub notes: Vec<String>,
     /// The recipe, with the columns that were told; the format is above.
     pub(super) rows: DataRecipe,

@@ -21,7 +21,6 @@ use crate::units::Fault;
 #[derive(Debug)]
 pub struct Survey {
     pub source: DataSource,
-    /// Rows that are no samples.
     bad: BadRows,
     /// Samples that stop a run as too long.
     pub too_long: usize,
@@ -34,12 +33,10 @@ pub struct Survey {
     pub trained: usize,
     /// Samples by the power of two that is not below their length.
     pub lengths: Vec<usize>,
-    /// Tokens that a sample may have.
     limit: usize,
     seen: HashSet<u64>,
     /// Samples that are held out and have the tokens of one to train on.
     pub shared: usize,
-    /// What may be wrong with the samples, though all could be read.
     pub warnings: Vec<String>,
 }
 
@@ -211,7 +208,6 @@ impl Survey {
         self.bad.read
     }
 
-    /// Rows that are no samples.
     pub fn bad(&self) -> usize {
         self.bad.count
     }

@@ -35,7 +35,6 @@ pub(super) struct TokenRecord {
     /// Everything else that decides ids and targets: tokenizer, format, head.
     settings: String,
     pub(super) counts: RowsRead,
-    /// What is worth telling of the samples.
     pub(super) notes: ChatNotes,
 }
 
@@ -47,7 +46,6 @@ pub(super) fn hashes_of(paths: &[PathBuf]) -> Result<Vec<String>, Fault> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RowsRead {
     pub(super) read: usize,
-    /// Rows that are none, and were left out.
     pub(super) bad: usize,
 }
 
@@ -57,7 +55,6 @@ pub(super) struct Tokens {
     /// What the file is mapped by; `None` where it is in memory.
     pub(super) map: Option<Arc<FileMap>>,
     pub(super) is_cached: bool,
-    /// Why they could not be kept for the next start.
     pub(super) problem: Option<String>,
 }
 

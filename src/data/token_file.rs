@@ -182,9 +182,7 @@ fn into_io(error: ArrowError) -> io::Error {
 
 pub(super) struct TokenFile {
     batches: Vec<RecordBatch>,
-    /// The first sample of each batch.
     firsts: Vec<usize>,
-    /// How many samples there are.
     pub(super) len: usize,
 }
 

@@ -102,7 +102,6 @@ impl Tokenizer {
         Ok((encoding.get_ids().to_vec(), encoding.get_offsets().to_vec()))
     }
 
-    /// The text of `ids`; special tokens are left out.
     pub fn decode(&self, ids: &[u32]) -> Result<String, Fault> {
         self.bounded(ids, true)
     }

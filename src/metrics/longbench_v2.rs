@@ -60,7 +60,6 @@ pub struct LongBenchV2 {
 }
 
 impl LongBenchV2 {
-    /// What the columns of [`LongBenchV2::cells`] are called.
     pub const COLUMNS: [&'static str; 6] = ["Overall", "Easy", "Hard", "Short", "Medium", "Long"];
 
     /// Counts a sample that earns so much, from 0 to 1.
@@ -77,7 +76,6 @@ impl LongBenchV2 {
         [&self.overall, easy, hard, short, medium, long]
     }
 
-    /// Per cent with one decimal, by [`LongBenchV2::COLUMNS`].
     pub fn cells(&self) -> [String; 6] {
         self.groups().map(ToString::to_string)
     }

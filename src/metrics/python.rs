@@ -20,7 +20,6 @@ pub(super) fn join<'a>(parts: impl Iterator<Item = &'a str>, separator: &str) ->
     parts.collect::<Vec<_>>().join(separator)
 }
 
-/// 1 for true, 0 for false.
 pub(super) fn one_if(is: bool) -> f64 {
     f64::from(u8::from(is))
 }

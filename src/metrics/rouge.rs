@@ -17,7 +17,6 @@ pub enum RougeKind {
     LSum,
 }
 
-/// Which figure of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RougeFigure {
     F1,

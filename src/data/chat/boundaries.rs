@@ -143,7 +143,6 @@ impl Boundaries<'_> {
     }
 }
 
-/// The first `count` messages; `None` where the template refuses them.
 fn rendered(
     template: &ChatTemplate,
     conversation: &Conversation,

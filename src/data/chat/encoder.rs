@@ -25,7 +25,6 @@ use crate::units::{Fault, abridged, quoted};
 pub(in crate::data) struct ChatEncoder {
     /// What decides, with the date where a template prints one.
     pub(in crate::data) recipe: ChatRecipe,
-    /// The templates, or why there are none.
     templates: Arc<Result<ChatTemplates, NoTemplates>>,
     notes: Arc<Mutex<ChatNotes>>,
 }

@@ -38,9 +38,7 @@ pub(super) struct Rendering<'a> {
 #[derive(Debug)]
 pub(super) struct CompiledTemplate {
     environment: Environment<'static>,
-    /// The special tokens by their names.
     tokens: Vec<(String, String)>,
-    /// Whether it says itself what the assistant writes.
     pub(super) has_generation: bool,
 }
 
@@ -63,7 +61,6 @@ impl TemplateText {
 }
 
 impl CompiledTemplate {
-    /// Compiles a template; an error is in words.
     pub(super) fn new(text: &TemplateText) -> Result<Self, String> {
         let rewritten = rewrite(&text.source);
         let now = text.now.and_then(|(seconds, nanos)| DateTime::from_timestamp(seconds, nanos));
@@ -78,7 +75,6 @@ impl CompiledTemplate {
         Ok(Self { environment, tokens: text.tokens.clone(), has_generation: rewritten.has_generation })
     }
 
-    /// What it makes of a conversation; an error is in words.
     pub(super) fn render(&self, rendering: &Rendering<'_>) -> Result<String, String> {
         let mut environment = Cow::Borrowed(&self.environment);
         if let Some(markers) = rendering.markers {

@@ -11,10 +11,8 @@ use super::python_methods::{fault, named};
 /// Blanks of an indentation at most.
 pub(super) const MAX_INDENT: usize = 256;
 
-/// Lists within lists at most.
 const MAX_DEPTH: usize = 256;
 
-/// Bytes of a text of JSON.
 const MAX_TEXT: usize = 32 << 20;
 
 struct JsonStyle {

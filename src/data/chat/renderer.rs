@@ -95,7 +95,6 @@ pub(super) struct Renderers {
     text: Arc<TemplateText>,
     program: &'static (OsString, OsString),
     idle: Mutex<Vec<RendererProcess>>,
-    /// Whether the template says itself what the assistant writes.
     pub(super) has_generation: bool,
 }
 
@@ -108,7 +107,6 @@ impl Renderers {
         Some(started.map(|(first, answer)| Self { idle: vec![first].into(), has_generation: answer == "true", ..all }))
     }
 
-    /// The text, or what is wrong with the template, in words.
     pub(super) fn render(&self, rendering: &Rendering<'_>, size: usize) -> Result<String, String> {
         let request = serde_json::to_vec(rendering).map_err(|error| error.to_string())?;
         // The lock goes before the rendering.

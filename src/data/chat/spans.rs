@@ -23,7 +23,6 @@ pub(super) struct SpannedText {
     pub(super) spans: Vec<Range<usize>>,
     /// Where the prompt ends, in bytes, where that is trained, too: else all that leads to the first span is the prompt.
     pub(super) prompt: Option<usize>,
-    /// Whether an answer is written otherwise than the model writes it, as more follows.
     pub(super) is_rewritten: bool,
 }
 

@@ -128,7 +128,6 @@ pub fn special_tokens(dir: &Path) -> Result<Vec<(String, String)>, Fault> {
     Ok(named_tokens(&tokenizer_config(dir)?))
 }
 
-/// The templates in files of a model directory, by their names.
 fn of_directory(
     dir: &Path,
     of_file: &dyn Fn(&Path) -> Result<ChatTemplate, Fault>,
@@ -144,7 +143,6 @@ fn of_directory(
     Ok(all)
 }
 
-/// The templates of a `tokenizer_config.json`, by their names.
 fn of_config(config: &Map<String, Json>, template: &dyn Fn(&str) -> ChatTemplate) -> Vec<(String, ChatTemplate)> {
     match config.get("chat_template") {
         Some(Json::String(text)) => vec![(DEFAULT.to_owned(), template(text))],

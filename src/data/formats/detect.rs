@@ -15,7 +15,6 @@ const LOOKED_AT: usize = 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::data) struct Detected {
     pub(in crate::data) format: &'static str,
-    /// The format by what it was told from.
     pub(in crate::data) words: String,
     pub(in crate::data) columns: BTreeMap<String, String>,
 }

@@ -29,7 +29,6 @@ pub(in crate::data) struct RowFormat {
 }
 
 impl RowFormat {
-    /// A format as most are.
     pub(super) const fn new(facts: DataFormat, read: fn(&ExampleReader<'_>, &mut DataRow) -> Result<Example, Fault>) -> Self {
         Self { facts, known_by: &[], rank: 1, has_classes: false, is_message: |_| false, reply_prefix: |_| "", read }
     }
@@ -41,7 +40,6 @@ pub(in crate::data) struct ExampleReader<'a> {
     pub(super) recipe: &'a DataRecipe,
     pub(super) classes: Option<&'a Classes>,
     pub(super) encoder: &'a Encoder,
-    /// Whether a prompt is a message of the user, as the model has a chat template.
     pub(super) has_template: bool,
 }
 
@@ -105,7 +103,6 @@ impl<'a> ExampleReader<'a> {
 pub(super) struct TextRow {
     pub(super) prompt: String,
     pub(super) completion: String,
-    /// The right answers; at least one.
     pub(super) references: Vec<String>,
 }
 

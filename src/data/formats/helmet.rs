@@ -203,7 +203,6 @@ fn first_of(prompt: String, references: Vec<String>) -> TextRow {
     TextRow { prompt, completion: references.first().map(|answer| format!(" {answer}")).unwrap_or_default(), references }
 }
 
-/// One text, or a list of at least one.
 fn one_or_more(row: &mut DataRow, field: &str) -> Result<Vec<String>, Fault> {
     if row.fields().get(field).is_some_and(Value::is_string) { Ok(vec![row.text(field)?]) } else { row.texts(field) }
 }

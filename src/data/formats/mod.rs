@@ -25,7 +25,6 @@ use crate::units::Fault;
 pub(super) use detect::detect;
 pub(super) use format::{ExampleReader, RowFormat};
 
-/// All formats, in the order in which they are listed.
 const FORMATS: &[&RowFormat] = &[
     &longbench_v2::FORMAT,
     &prompt_completion::FORMAT,

@@ -19,7 +19,6 @@ pub(in crate::data) const ENOUGH: Option<Fault> = None;
 pub(in crate::data) struct DataRow {
     fields: Map<String, Value>,
     place: SamplePlace,
-    /// The types of columns by name, where the file has any.
     types: Option<Arc<BTreeMap<String, String>>>,
 }
 
@@ -81,7 +80,6 @@ impl DataRow {
         }
     }
 
-    /// Takes a text field that may be missing.
     pub(in crate::data) fn optional_text(&mut self, field: &str) -> Result<Option<String>, Fault> {
         if self.has(field) { self.text(field).map(Some) } else { Ok(None) }
     }
@@ -102,7 +100,6 @@ impl DataRow {
         }
     }
 
-    /// Takes an array of at least one text.
     pub(in crate::data) fn texts(&mut self, field: &str) -> Result<Vec<String>, Fault> {
         let found = match self.require_as(field, "an array of at least 1 string")? {
             Value::Array(texts) if texts.is_empty() => "an empty array".to_owned(),
