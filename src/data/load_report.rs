@@ -26,7 +26,7 @@ pub struct FileReport {
 
 impl FileReport {
     pub(super) fn new(source: DataSource, limit: usize, tokens: &Tokens) -> Self {
-        let Tokens { file, record: TokenRecord { counts, .. }, is_cached, problem, .. } = tokens;
+        let Tokens { file, record: TokenRecord { read, bad, .. }, is_cached, problem, .. } = tokens;
         let made_now = if source.format().has_texts { "tokenised now" } else { "pre-tokenised" };
         let origin = if *is_cached { "tokenised before" } else { made_now };
         let mut fingerprints: Vec<u64> = (0..file.len).map(|sample| file.fingerprint(sample)).collect();
@@ -34,8 +34,8 @@ impl FileReport {
         let duplicates = fingerprints.windows(2).filter(|pair| pair[0] == pair[1]).count();
         Self {
             source,
-            rows: counts.read + counts.bad,
-            bad: counts.bad,
+            rows: read + bad,
+            bad: *bad,
             samples: LengthCounts::default(),
             limit,
             duplicates,

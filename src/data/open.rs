@@ -23,7 +23,7 @@ use super::rows::SplitName;
 use super::sets::{Splits, joined};
 use super::source::DataSource;
 use super::split::split;
-use super::token_cache::{self, RowsRead, TokenRecord, Tokens, hashes_of};
+use super::token_cache::{self, TokenRecord, Tokens, hashes_of};
 use super::token_file::{About, TokenWriter};
 use super::tokenizer::Tokenizer;
 use crate::recipe::{DataPaths, DataRecipe, HeadRecipe, InitialPart, ValidationSource};
@@ -226,7 +226,7 @@ impl<'a> Opener<'a> {
         })?;
         let count = bad.count;
         bad.finish(path)?;
-        record.counts = RowsRead { read: samples, bad: count };
+        (record.read, record.bad) = (samples, count);
         record.notes = self.encoder.chat.take_notes();
         record.hashes = hashes_of(&source.files)?;
         writer.finish(&record)

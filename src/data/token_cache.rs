@@ -21,7 +21,7 @@ use crate::native::{FileMap, arrow_buffer};
 use crate::units::{Fault, abridged};
 
 /// Raised whenever files or prompts change their meaning.
-const VERSION: u32 = 9;
+const VERSION: u32 = 10;
 
 /// Files of tokens that are kept of the same data, with other tokenizers or settings; the oldest is forgotten first.
 const MAX_FILES: usize = 4;
@@ -34,19 +34,16 @@ pub(super) struct TokenRecord {
     pub(super) hashes: Vec<String>,
     /// Everything else that decides ids and targets: tokenizer, format, head.
     settings: String,
-    pub(super) counts: RowsRead,
+    /// Rows that are samples.
+    pub(super) read: usize,
+    /// Rows that are none, and were left out.
+    pub(super) bad: usize,
     pub(super) notes: ChatNotes,
 }
 
 /// Whoever makes tokens hashes at the end: a file that is none of data is refused at its first row, and the system has at hand what was read.
 pub(super) fn hashes_of(paths: &[PathBuf]) -> Result<Vec<String>, Fault> {
     paths.iter().map(|path| files::hash_large_file(path)).collect()
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct RowsRead {
-    pub(super) read: usize,
-    pub(super) bad: usize,
 }
 
 pub(super) struct Tokens {
@@ -91,8 +88,8 @@ fn open_in(
 ) -> Result<Tokens, Fault> {
     let before: Vec<_> = paths.iter().map(|path| Stamp::of(path)).collect();
     let sizes = before.iter().map(|stamp| stamp.as_ref().map_or(0, |stamp| stamp.size)).collect();
-    let (counts, notes) = (RowsRead::default(), ChatNotes::default());
-    let record = TokenRecord { version: VERSION, sizes, hashes: Vec::new(), settings, counts, notes };
+    let (hashes, notes) = (Vec::new(), ChatNotes::default());
+    let record = TokenRecord { version: VERSION, sizes, hashes, settings, read: 0, bad: 0, notes };
     let found: Vec<Tokens> = places.iter().filter_map(|place| stored(place, &record).ok()).collect();
     if !found.is_empty() {
         // Only what there are tokens of is hashed before it is read.
@@ -168,11 +165,11 @@ fn in_full(error: &Fault) -> String {
 /// What lies in a place, if it was made of files of the same sizes with the same settings. What is damaged or of another version is none.
 fn stored(place: &Path, expected: &TokenRecord) -> Result<Tokens, String> {
     let tokens = read_mapped(&files::map_file(place).map_err(|error| in_full(&error))?)?;
-    let TokenRecord { version, sizes, settings, counts, .. } = &tokens.record;
+    let TokenRecord { version, sizes, settings, read, .. } = &tokens.record;
     if (*version, settings, sizes) != (VERSION, &expected.settings, &expected.sizes) {
         return Err(format!("`{}` was made of something else", place.display()));
     }
-    if counts.read != tokens.file.len {
+    if *read != tokens.file.len {
         return Err(format!("`{}` lacks samples", place.display()));
     }
     Ok(Tokens { is_cached: true, ..tokens })
@@ -251,7 +248,7 @@ mod tests {
                 let about =
                     About { file, at: LineOrRecord::Line(1), references: None, groups: None, border: None, follow_up: None };
                 writer.push(&EncodedSample { ids, prompt: 0, aim, initial: None, border: None }, &about)?;
-                record.counts.read += 1;
+                record.read += 1;
             }
             record.hashes = hashes_of(paths)?;
             writer.finish(&record)
