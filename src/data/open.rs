@@ -131,7 +131,7 @@ impl<'a> Opener<'a> {
         }
         let encoder = Encoder {
             tokenizer: tokenizer.cloned(),
-            chat: ChatEncoder::new(recipe, tokenizer),
+            chat: ChatEncoder::new(recipe, tokenizer, chrono::Local::now().naive_local()),
             vocab_size: limits.vocab_size,
             pad: limits.pad.filter(|_| matches!(head, HeadRecipe::SeqClassification(_))),
             initial: initial.map(|rule| InitialPartFinder::new(rule, tokenizer)).transpose()?,
@@ -150,7 +150,8 @@ impl<'a> Opener<'a> {
     ) -> Result<(Arc<Samples>, Vec<Piece>, FileReport), Fault> {
         let source = DataSource::find(self.recipe, paths, split)?;
         let reader = self.reader(&source)?;
-        let tokens = token_cache::open(&source.files, self.token_key(&source, &reader), |out, record| {
+        let key = self.token_key(&source, &reader);
+        let tokens = token_cache::open(&token_cache::places(&source.files, &key), &source.files, key, |out, record| {
             self.tokenise(&source, &reader, out, record, &mut *watch)
         })?;
         let (format, paths, reply_prefix) = (source.format(), source.files.clone(), reader.reply_prefix());

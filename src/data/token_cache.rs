@@ -70,17 +70,10 @@ impl Tokens {
     }
 }
 
-/// The tokens of data files that an earlier start has left, or those that `write` makes; `settings` is what decides them beside the files. `write`
-/// completes the record that it is given, and is called again where a place is full. What is wrong with the data is a fault inside of its error.
+/// The tokens of data files that an earlier start has left in one of some places, or those that `write` makes; `settings` is what decides them
+/// beside the files. `write` completes the record that it is given, and is called again where a place is full. What is wrong with the data is a
+/// fault inside of its error.
 pub(super) fn open(
-    paths: &[PathBuf],
-    settings: String,
-    write: impl FnMut(&mut dyn Write, TokenRecord) -> io::Result<()>,
-) -> Result<Tokens, Fault> {
-    open_in(&places(paths, &settings), paths, settings, write)
-}
-
-fn open_in(
     places: &[PathBuf],
     paths: &[PathBuf],
     settings: String,
@@ -124,7 +117,7 @@ fn open_in(
 }
 
 /// The places that tokens may lie in, the best first: beside the first data file, then in the user's cache folder.
-fn places(paths: &[PathBuf], settings: &str) -> Vec<PathBuf> {
+pub(super) fn places(paths: &[PathBuf], settings: &str) -> Vec<PathBuf> {
     let Some(first) = paths.first() else { return Vec::new() };
     let name = format!("{}.arrow", &files::hash_bytes(settings.as_bytes())[..16]);
     let mut beside = first.as_os_str().to_owned();
@@ -239,7 +232,7 @@ mod tests {
 
     /// Tokens of files whose bytes are the tokens; counts how often they are made.
     fn open_counted(places: &[PathBuf], paths: &[PathBuf], settings: &str, made: &mut usize) -> Result<Tokens, Fault> {
-        open_in(places, paths, settings.to_owned(), |out, mut record| {
+        open(places, paths, settings.to_owned(), |out, mut record| {
             *made += 1;
             let mut writer = TokenWriter::new(out)?;
             for (file, path) in paths.iter().enumerate() {
@@ -317,7 +310,7 @@ mod tests {
         open_counted(&place, &data, "s", &mut 0).unwrap();
         // A terabyte of nothing would take minutes.
         File::options().write(true).open(&data[0]).unwrap().set_len(1 << 40).unwrap();
-        let refused = open_in(&place, &data, "s".into(), |_, _| Err(faults::empty(Path::new("x")).into()));
+        let refused = open(&place, &data, "s".into(), |_, _| Err(faults::empty(Path::new("x")).into()));
         assert!(refused.is_err_and(|error| error.to_string().contains("holds no samples")));
     }
 
@@ -333,9 +326,9 @@ mod tests {
         assert!(places[1].exists() && found.map.is_some());
         let found = open_counted(&places[..1], &data, "s", &mut made).unwrap();
         assert!(found.problem.is_some_and(|problem| !problem.is_empty()) && found.file.len == 1);
-        let refused = open_in(&[], &data, "s".into(), |_, _| Err(faults::empty(Path::new("x")).into()));
+        let refused = open(&[], &data, "s".into(), |_, _| Err(faults::empty(Path::new("x")).into()));
         assert!(refused.is_err_and(|error| error.to_string().contains("holds no samples")));
-        let changing = open_in(&[], &data, "s".into(), |out, record| {
+        let changing = open(&[], &data, "s".into(), |out, record| {
             fs::write(&data[0], "longer").unwrap();
             TokenWriter::new(out)?.finish(&record)
         });

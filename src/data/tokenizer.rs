@@ -11,6 +11,9 @@ use super::tokenizer_size::check_size;
 use crate::files::{FileKind, has_of_model, object_of_model, read_bytes, read_of_model};
 use crate::units::{Fault, abridged};
 
+/// Which part of a text, in bytes, each of its tokens stands for.
+pub(super) type Offsets = Vec<(usize, usize)>;
+
 /// The `tokenizer.json` of a model directory, or what a GGUF file has in its place. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
@@ -91,7 +94,7 @@ impl Tokenizer {
     }
 
     /// The ids of `text` alone and which part of it each stands for, in bytes; of a character that is split over tokens each has all.
-    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<(usize, usize)>), Fault> {
+    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Offsets), Fault> {
         // Some post-processors take spaces away from the tokens' ends.
         let plain = self.without_post_processor.get_or_init(|| {
             let mut plain = tokenizers::Tokenizer::clone(&self.encoder);

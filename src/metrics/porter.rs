@@ -62,7 +62,8 @@ pub fn stem(word: &str) -> String {
     if let Some(stem) = word.strip_suffix('y').filter(|stem| stem.len() > 1 && ends_in_consonant(stem)) {
         word = format!("{stem}i");
     }
-    word = step_4(&apply(&step_2(&word), STEP_3)).to_owned();
+    let word = apply(&step_2(&word), STEP_3);
+    let mut word = step_4(&word).to_owned();
     if let Some(stem) = word.strip_suffix('e')
         && (is_longer(stem) || measure(stem) == 1 && !ends_short(stem))
     {

@@ -38,12 +38,8 @@ struct NoTemplates {
 
 impl ChatEncoder {
     /// For a recipe, with the templates of the tokenizer's folder. A template that is missing, or broken, matters where there are
-    /// conversations. One that prints the date is told that of today, unless the recipe has another.
-    pub(in crate::data) fn new(recipe: &DataRecipe, tokenizer: Option<&Tokenizer>) -> Self {
-        Self::at(recipe, tokenizer, chrono::Local::now().naive_local())
-    }
-
-    fn at(recipe: &DataRecipe, tokenizer: Option<&Tokenizer>, now: NaiveDateTime) -> Self {
+    /// conversations. One that prints the date is told that of `now`, unless the recipe has another.
+    pub(in crate::data) fn new(recipe: &DataRecipe, tokenizer: Option<&Tokenizer>, now: NaiveDateTime) -> Self {
         let mut chat = recipe.chat.clone();
         if recipe.train_on_prompt {
             chat.train_on = Some(TrainOn::All);
@@ -287,7 +283,7 @@ mod tests {
         let mut recipe = Fixture::new("messages", "").recipe;
         let at = |recipe: &DataRecipe, time: &str| {
             let time = NaiveDateTime::parse_from_str(time, "%Y-%m-%d %H:%M").unwrap();
-            ChatEncoder::at(recipe, Some(&tokenizer()), time)
+            ChatEncoder::new(recipe, Some(&tokenizer()), time)
         };
         let today = |recipe: &DataRecipe| at(recipe, "2026-11-22 14:05").identity(true);
         recipe.chat.chat_template = Some(TemplateChoice("{{ strftime_now('%d %b') }}{{ messages[0].content }}".to_owned()));

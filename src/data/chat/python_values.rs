@@ -224,7 +224,9 @@ impl JsonStyle {
             if (' '..='~').contains(&c) {
                 ascii.push(c);
             } else {
-                c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| ascii += &format!("\\u{unit:04x}"));
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(ascii, "\\u{unit:04x}");
+                }
             }
         }
         ascii

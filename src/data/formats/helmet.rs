@@ -1,6 +1,8 @@
 //! The format `helmet`: rows of HELMET's tasks of recall, retrieval, many examples and ranking. The wording is that of princeton-nlp/HELMET
 //! at 4526dfb (`data.py`, MIT licence), to the letter, slips included: scores compare only where prompts do.
 
+use std::fmt::Write;
+
 use serde_json::{Map, Value};
 
 use super::format::{RowFormat, TextRow};
@@ -86,7 +88,7 @@ fn kilt(row: &mut DataRow) -> Result<TextRow, Fault> {
     for mut demo in rows_of(row, "demos")? {
         let documents = documents(&mut demo)?;
         let answer = one_or_more(&mut demo, "answers")?.swap_remove(0);
-        demos += &format!("{documents}\n\nQuestion: {}\nAnswer: {answer}\n\n", demo.text("question")?);
+        let _ = write!(demos, "{documents}\n\nQuestion: {}\nAnswer: {answer}\n\n", demo.text("question")?);
     }
     let context = documents(row)?;
     let question = row.text("question")?;
@@ -102,7 +104,7 @@ fn json_kv(row: &mut DataRow) -> Result<TextRow, Fault> {
         let [Value::String(key), Value::String(value)] = demo.as_array().map(Vec::as_slice).unwrap_or_default() else {
             return Err(row.bad("demos", "pairs of texts", format!("{demo} at index {index}")));
         };
-        demos += &format!("Key: {key}\nCorresponding value: {value}\n\n");
+        let _ = write!(demos, "Key: {key}\nCorresponding value: {value}\n\n");
     }
     let (context, question) = (row.text("context")?, row.text("question")?);
     let references = one_or_more(row, "answer")?;
@@ -131,7 +133,7 @@ fn msmarco(row: &mut DataRow) -> Result<TextRow, Fault> {
     let mut demos = String::new();
     for mut demo in rows_of(row, "demos")? {
         let (texts, ranking, _) = documents(&mut demo)?;
-        demos += &format!("{texts}\n\nQuery: {}\nRanking: {ranking}\n\n", demo.text("query")?);
+        let _ = write!(demos, "{texts}\n\nQuery: {}\nRanking: {ranking}\n\n", demo.text("query")?);
     }
     let (context, ranking, labels) = documents(row)?;
     let query = row.text("query")?;
