@@ -21,10 +21,6 @@ impl BadRows {
         Self { are_dropped: on_bad_row == OnBadRow::Drop, ..Self::default() }
     }
 
-    pub(super) fn good(&mut self) {
-        self.read += 1;
-    }
-
     pub(super) fn note(&mut self, error: Fault) {
         self.read += 1;
         self.count += 1;

@@ -14,7 +14,6 @@ use super::encoded_sample::{Aim, EncodedSample};
 use super::faults;
 use super::on_too_long::LengthOutcome;
 use super::question::{Question, SampleGroups};
-use super::sample_place::SamplePlace;
 use super::token_cache::Tokens;
 use super::token_file::{About, fingerprint};
 use crate::files;
@@ -257,15 +256,11 @@ impl Samples {
         (0..self.tokens.file.len).filter_map(dropped).collect()
     }
 
-    fn place(&self, sample: usize) -> Result<SamplePlace, Fault> {
-        self.tokens.place(&self.paths, sample)
-    }
-
     fn question(&self, piece: &Piece) -> Result<Question, Fault> {
         let About { groups, border, follow_up, references, .. } = self.tokens.about(&self.paths, piece.sample)?;
         let EncodedSample { ids: mut prompt, prompt: length, aim: Aim::Tokens(is_trained), initial, .. } = self.encoded(piece)?
         else {
-            let message = format!("{} has a class, and no answer in words", self.place(piece.sample)?);
+            let message = format!("{} has a class, and no answer in words", self.tokens.place(&self.paths, piece.sample)?);
             return Err(Fault::data(message, "answer in words with `head.kind = \"next_token\"`"));
         };
         // What is answered are the targets that follow without a gap.
@@ -273,7 +268,7 @@ impl Samples {
         answer.truncate(is_trained[length..].iter().take_while(|&&trained| trained).count());
         let initial = initial.map(|range| (range.start.min(length), range.end.min(length)));
         if prompt.is_empty() {
-            let message = format!("{} has no prompt: its first token is a target already", self.place(piece.sample)?);
+            let message = format!("{} has no prompt: its first token is a target already", self.tokens.place(&self.paths, piece.sample)?);
             return Err(Fault::data(message, "label the tokens of the prompt with -100, or leave the sample out"));
         }
         let references = match references {
@@ -289,7 +284,7 @@ impl Samples {
         let ids = file.ids(piece.sample);
         if !self.are_checked[piece.sample].load(Ordering::Relaxed) {
             if fingerprint(ids) != file.fingerprint(piece.sample) {
-                return Err(faults::damaged_tokens(&self.place(piece.sample)?));
+                return Err(faults::damaged_tokens(&self.tokens.place(&self.paths, piece.sample)?));
             }
             self.are_checked[piece.sample].store(true, Ordering::Relaxed);
         }

@@ -54,7 +54,7 @@ pub fn look(
             match row {
                 Err(error) => bad.note(error),
                 Ok(row) => {
-                    bad.good();
+                    bad.read += 1;
                     count_length(&mut lengths, count(&row, &mut columns));
                     sink(&row.place(), row.fields().clone().into())?;
                 }

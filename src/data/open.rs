@@ -154,7 +154,8 @@ impl<'a> Opener<'a> {
         let tokens = token_cache::open(&token_cache::places(&source.files, &key), &source.files, key, |out, record| {
             self.tokenise(&source, &reader, out, record, &mut *watch)
         })?;
-        let (format, paths, reply_prefix) = (source.format(), source.files.clone(), reader.reply_prefix());
+        let reply_prefix = (source.format.reply_prefix)(self.recipe);
+        let (format, paths) = (source.format(), source.files.clone());
         let mut report = FileReport::new(source, self.limit, &tokens);
         let pieces = self.pieces(&tokens, &mut report)?;
         let are_checked = (0..tokens.file.len).map(|_| AtomicBool::new(false)).collect();
@@ -216,7 +217,7 @@ impl<'a> Opener<'a> {
                 }
                 Err(error) => return Err(error.into()),
             };
-            bad.good();
+            bad.read += 1;
             let file = indices.get(&*row.place.path).copied().unwrap_or(0);
             let border = tokens.border.take();
             writer.push(&tokens, &About::of(example, file, row.place.at, border))?;

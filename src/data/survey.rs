@@ -183,7 +183,7 @@ impl Survey {
             Err(error) => {
                 match error.payload::<RowFault>() {
                     Some(RowFault { is_too_long: true, .. }) => {
-                        self.bad.good();
+                        self.bad.read += 1;
                         self.too_long += 1;
                         self.first_too_long.get_or_insert(error);
                     }
@@ -193,7 +193,7 @@ impl Survey {
                 return Ok(());
             }
         };
-        self.bad.good();
+        self.bad.read += 1;
         self.duplicates += usize::from(!self.seen.insert(sample.fingerprint));
         self.samples.add(sample.length, &sample.outcome);
         count_length(&mut self.lengths, sample.length);

@@ -54,21 +54,20 @@ impl About {
 }
 
 fn schema() -> SchemaRef {
-    let list = || DataType::LargeList(Arc::new(Field::new("item", DataType::UInt32, false)));
-    let field = |name: &str, kind, is_nullable| Field::new(name, kind, is_nullable);
+    let list = || DataType::new_large_list(DataType::UInt32, true);
     Arc::new(Schema::new(vec![
-        field("ids", list(), false),
+        Field::new("ids", list(), false),
         // Where runs of tokens that are targets begin and end, in turn; empty with a class.
-        field("trained", list(), false),
-        field("class", DataType::UInt32, true),
+        Field::new("trained", list(), false),
+        Field::new("class", DataType::UInt32, true),
         // Leading tokens that may be cut.
-        field("prompt", DataType::UInt64, false),
+        Field::new("prompt", DataType::UInt64, false),
         // Where the initial part begins and ends; empty where nobody asked.
-        field("initial", list(), false),
+        Field::new("initial", list(), false),
         // What [`About`] says, as JSON.
-        field("about", DataType::LargeBinary, false),
+        Field::new("about", DataType::LargeBinary, false),
         // A hash of the ids: tells samples apart, and finds damage.
-        field("fingerprint", DataType::UInt64, false),
+        Field::new("fingerprint", DataType::UInt64, false),
     ]))
 }
 
@@ -84,10 +83,6 @@ pub(super) fn fingerprint(ids: &[u32]) -> u64 {
     let mut first = [0; 8];
     first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
     u64::from_le_bytes(first)
-}
-
-fn list_builder() -> LargeListBuilder<UInt32Builder> {
-    LargeListBuilder::new(UInt32Builder::new()).with_field(Field::new("item", DataType::UInt32, false))
 }
 
 fn push_list(lists: &mut LargeListBuilder<UInt32Builder>, values: &[u32]) {
@@ -110,9 +105,9 @@ impl<W: Write> TokenWriter<W> {
     pub(super) fn new(out: W) -> io::Result<Self> {
         Ok(Self {
             file: FileWriter::try_new(out, &schema()).map_err(into_io)?,
-            ids: list_builder(),
-            trained: list_builder(),
-            initial: list_builder(),
+            ids: LargeListBuilder::default(),
+            trained: LargeListBuilder::default(),
+            initial: LargeListBuilder::default(),
             classes: UInt32Builder::new(),
             prompts: UInt64Builder::new(),
             about: LargeBinaryBuilder::new(),

@@ -44,7 +44,13 @@ impl Tokenizer {
         check_size(&bytes).map_err(fail)?;
         let limits = WorkLimits::of("tokenizer", &path, 32, 0.3);
         let mut encoder = limits.guarded(bytes.len(), || tokenizers::Tokenizer::from_bytes(&bytes)).map_err(fail)?;
-        refuse_dropout(&encoder).map_err(fail)?;
+        // One that leaves merges out by chance gives other tokens each time.
+        if let tokenizers::ModelWrapper::BPE(model) = encoder.get_model()
+            && let Some(dropout) = model.dropout.filter(|dropout| *dropout != 0.0)
+        {
+            let message = format!("`model.dropout` is {dropout}, expected none: the same text must give the same tokens");
+            return Err(fail(message));
+        }
         // What a file carries over from its last use would shorten or pad samples without a word.
         guarded(|| encoder.with_truncation(None).map(|_| ())).map_err(fail)?;
         encoder.with_padding(None);
@@ -193,16 +199,6 @@ fn bytes_of(entry: &str) -> Option<Vec<u8>> {
         _ => None,
     };
     entry.chars().map(byte).collect()
-}
-
-/// A tokenizer that leaves merges out by chance gives other tokens each time.
-fn refuse_dropout(encoder: &tokenizers::Tokenizer) -> Result<(), String> {
-    if let tokenizers::ModelWrapper::BPE(model) = encoder.get_model()
-        && let Some(dropout) = model.dropout.filter(|dropout| *dropout != 0.0)
-    {
-        return Err(format!("`model.dropout` is {dropout}, expected none: the same text must give the same tokens"));
-    }
-    Ok(())
 }
 
 /// Compares a text with and without special tokens: `[bos] + text + [eos]` against `text` has one before it and leaves one behind it.

@@ -137,7 +137,7 @@ impl ChatEncoder {
             }
         }
         notes.ends_are_trained |= is_all;
-        self.note(notes);
+        locked(&self.notes).add(notes);
         let leading = is_trained.iter().take_while(|&&trained| !trained).count();
         let prompt = prompt.map_or(0, |end| offsets.partition_point(|&(_, token_end)| token_end <= end));
         Ok(EncodedSample::new(ids, leading.max(prompt), Aim::Tokens(is_trained)))
@@ -165,7 +165,12 @@ impl ChatEncoder {
                 let common = alone.iter().zip(&ids).take_while(|(one, other)| one == other).count();
                 let mut border = None;
                 if common < alone.len() {
-                    self.note_border(&alone[common..], &ids[common..], tokenizer)?;
+                    let shown = |ids: &[u32]| {
+                        let text = ids.get(common).map(|&id| tokenizer.token_text(id)).transpose()?;
+                        Ok::<_, Fault>(format!("{:?}", text.unwrap_or_default()))
+                    };
+                    let shown = Some((shown(&alone)?, shown(&ids)?));
+                    locked(&self.notes).add(ChatNotes { border: shown, ..ChatNotes::default() });
                     border = Some(text_from(&alone, common, tokenizer)?);
                 }
                 (ids, common, border)
@@ -196,19 +201,7 @@ impl ChatEncoder {
     /// Counts a pair without a prompt, or without a completion.
     pub(in crate::data) fn note_empty(&self, prompt: &str, completion: &str) {
         let empty = [prompt, completion].map(|text| usize::from(text.trim().is_empty()));
-        self.note(ChatNotes { empty, ..ChatNotes::default() });
-    }
-
-    fn note(&self, notes: ChatNotes) {
-        locked(&self.notes).add(notes);
-    }
-
-    fn note_border(&self, alone: &[u32], joined: &[u32], tokenizer: &Tokenizer) -> Result<(), Fault> {
-        let shown = |ids: &[u32]| {
-            ids.first().map(|&id| tokenizer.token_text(id)).transpose().map(|text| format!("{:?}", text.unwrap_or_default()))
-        };
-        self.note(ChatNotes { border: Some((shown(alone)?, shown(joined)?)), ..ChatNotes::default() });
-        Ok(())
+        locked(&self.notes).add(ChatNotes { empty, ..ChatNotes::default() });
     }
 
     /// The text of the token that begins a text, where it stands there twice.

@@ -81,11 +81,8 @@ impl ChatSample {
         let last = (0..messages.len()).rev().find(|&index| is_assistant(index));
         let counts = |index: usize| is_assistant(index) && (train_on == TrainOn::Assistant || Some(index) == last);
         let first = self.prompt.unwrap_or(0);
-        (first..messages.len()).filter(|&index| self.flag(index).unwrap_or_else(|| counts(index))).collect()
-    }
-
-    fn flag(&self, index: usize) -> Option<bool> {
-        self.trains.get(index).copied().flatten()
+        let flag = |index: usize| self.trains.get(index).copied().flatten();
+        (first..messages.len()).filter(|&index| flag(index).unwrap_or_else(|| counts(index))).collect()
     }
 
     fn flagged(&self, wanted: bool) -> impl Iterator<Item = usize> + '_ {

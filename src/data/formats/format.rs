@@ -24,7 +24,7 @@ pub(in crate::data) struct RowFormat {
     /// Whether a prompt is a message of the user where the model has a chat template.
     pub(super) is_message: fn(&DataRecipe) -> bool,
     /// The beginning of the reply that ends each prompt.
-    pub(super) reply_prefix: fn(&DataRecipe) -> &'static str,
+    pub(in crate::data) reply_prefix: fn(&DataRecipe) -> &'static str,
     pub(super) read: fn(&ExampleReader<'_>, &mut DataRow) -> Result<Example, Fault>,
 }
 
@@ -73,10 +73,6 @@ impl<'a> ExampleReader<'a> {
             "format": self.format.facts.name, "classes": self.classes, "prompt": prompt, "max_prompt_tokens": max_prompt_tokens,
             "family": family, "has_template": self.has_template,
         })
-    }
-
-    pub(in crate::data) fn reply_prefix(&self) -> &'static str {
-        (self.format.reply_prefix)(self.recipe)
     }
 
     pub(in crate::data) fn example(&self, mut row: DataRow) -> Result<Example, Fault> {
