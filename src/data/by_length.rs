@@ -155,13 +155,12 @@ mod tests {
         let longest_first = |batch: &[usize]| batch.iter().rev().copied().collect();
         let mut batches: Vec<Vec<usize>> =
             sorted[..first].chunks(size).chain(sorted[first..].chunks(size)).map(longest_first).collect();
-        match order {
-            BatchOrder::LongestFirst => {
-                batches.reverse();
-                shuffle_tail(&mut batches, &mut rng);
-            }
-            BatchOrder::ShortestFirst => shuffle_tail(&mut batches, &mut rng),
-            _ => batches.shuffle(&mut rng),
+        if order == BatchOrder::LongestFirst {
+            batches.reverse();
+        }
+        match (order, &mut batches[..]) {
+            (BatchOrder::LongestFirst | BatchOrder::ShortestFirst, [_, tail @ ..]) => tail.shuffle(&mut rng),
+            (_, all) => all.shuffle(&mut rng),
         }
         batches
     }
