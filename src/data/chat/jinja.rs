@@ -77,8 +77,8 @@ impl CompiledTemplate {
 
     pub(super) fn render(&self, rendering: &Rendering<'_>) -> Result<String, String> {
         let mut environment = Cow::Borrowed(&self.environment);
-        if let Some(markers) = rendering.markers {
-            environment.to_mut().add_filter(GENERATION, markers.filter());
+        if let Some(Markers { open, close }) = rendering.markers {
+            environment.to_mut().add_filter(GENERATION, move |text: String| format!("{open}{text}{close}"));
         }
         let mut out = Limited(Vec::new());
         let template = environment.get_template(NAME);
