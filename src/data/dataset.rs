@@ -268,7 +268,8 @@ impl Samples {
         answer.truncate(is_trained[length..].iter().take_while(|&&trained| trained).count());
         let initial = initial.map(|range| (range.start.min(length), range.end.min(length)));
         if prompt.is_empty() {
-            let message = format!("{} has no prompt: its first token is a target already", self.tokens.place(&self.paths, piece.sample)?);
+            let message =
+                format!("{} has no prompt: its first token is a target already", self.tokens.place(&self.paths, piece.sample)?);
             return Err(Fault::data(message, "label the tokens of the prompt with -100, or leave the sample out"));
         }
         let references = match references {

@@ -24,8 +24,8 @@ pub(in crate::data) fn detect(files: &[PathBuf], recipe: &DataRecipe) -> Result<
     let mut detected: Option<Detected> = None;
     let (mut bad, mut doubt) = (None, None);
     let mut looked_at = 0;
-    for file in files {
-        let walk = rows::each(file, recipe, &mut |row| {
+    let walked = files.iter().try_for_each(|file| {
+        rows::each(file, recipe, &mut |row| {
             match row {
                 Ok(row) => {
                     match (of_row(&row, recipe.columns.is_empty()), &detected) {
@@ -44,12 +44,10 @@ pub(in crate::data) fn detect(files: &[PathBuf], recipe: &DataRecipe) -> Result<
             }
             looked_at += 1;
             if looked_at < LOOKED_AT { Ok(()) } else { Err(rows::ENOUGH) }
-        });
-        match walk {
-            Ok(()) => {}
-            Err(None) => break,
-            Err(Some(error)) => return Err(error),
-        }
+        })
+    });
+    if let Err(Some(error)) = walked {
+        return Err(error);
     }
     match (detected, doubt, bad) {
         (Some(detected), None, _) => Ok(detected),
@@ -73,14 +71,9 @@ fn of_row(row: &DataRow, may_rename: bool) -> Result<Detected, (Fault, bool)> {
     let is_doubt = by_others.as_ref().is_some_and(|(.., has_more)| *has_more);
     let Some((format, columns, false)) = by_others else {
         let found = format!("the fields {}", listed(&mut row.fields().keys().map(String::as_str)));
-        let error = RowFault::unknown_format(row.place(), &found);
-        let error = match columns::proposal(row).filter(|_| may_rename) {
-            Some(table) => {
-                error.with_hint(format!("if these columns hold all that is trained, write\n{table}\nor name others in it"))
-            }
-            None => error,
-        };
-        return Err((error, is_doubt));
+        let hint = columns::proposal(row).filter(|_| may_rename);
+        let hint = hint.map(|table| format!("if these columns hold all that is trained, write\n{table}\nor name others in it"));
+        return Err((hint.into_iter().fold(RowFault::unknown_format(row.place(), &found), Fault::with_hint), is_doubt));
     };
     let is_other = |name: &&str| !columns.values().any(|column| column == name);
     let others = listed(&mut row.fields().keys().map(String::as_str).filter(is_other));
