@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use chrono::{DateTime, NaiveDateTime};
+use chrono::NaiveDateTime;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use serde::{Deserialize, Serialize};
@@ -20,8 +20,8 @@ pub(super) struct TemplateText {
     pub(super) source: String,
     /// The special tokens by their names, as `bos_token`.
     pub(super) tokens: Vec<(String, String)>,
-    /// What it takes for the time, instead of the local one: seconds and nanoseconds.
-    now: Option<(i64, u32)>,
+    /// What it takes for the time, instead of the local one, as ISO 8601 has it.
+    pub(super) now: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -52,19 +52,10 @@ const NAME: &str = "chat_template";
 /// What Jinja2 knows everywhere, and minijinja does not.
 const UNKNOWN: [&str; 5] = ["varargs", "kwargs", "cycler", "joiner", "lipsum"];
 
-impl TemplateText {
-    pub(super) fn new(source: &str, tokens: Vec<(String, String)>, now: Option<NaiveDateTime>) -> Self {
-        let source = source.replace("\r\n", "\n").replace('\r', "\n");
-        let now = now.map(|now| (now.and_utc().timestamp(), now.and_utc().timestamp_subsec_nanos()));
-        Self { source, tokens, now }
-    }
-}
-
 impl CompiledTemplate {
     pub(super) fn new(text: &TemplateText) -> Result<Self, String> {
         let rewritten = rewrite(&text.source);
-        let now = text.now.and_then(|(seconds, nanos)| DateTime::from_timestamp(seconds, nanos));
-        let mut environment = environment(now.map(|now| now.naive_utc()));
+        let mut environment = environment(text.now.as_ref().and_then(|now| now.parse().ok()));
         environment.add_filter(GENERATION, |text: String| text);
         environment.add_template_owned(NAME, rewritten.text).map_err(|error| error.to_string())?;
         let template = environment.get_template(NAME).map_err(|error| error.to_string())?;

@@ -36,7 +36,9 @@ const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 impl ChatTemplate {
     /// A template from its text. `place` is what errors call it; `now` what it takes for the time, instead of the local one.
     pub(super) fn new(source: &str, tokens: Vec<(String, String)>, place: String, now: Option<NaiveDateTime>) -> Self {
-        Self { text: Arc::new(TemplateText::new(source, tokens, now)), execution: Arc::default(), place }
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let now = now.map(|now| format!("{now:?}"));
+        Self { text: Arc::new(TemplateText { source, tokens, now }), execution: Arc::default(), place }
     }
 
     fn execution(&self) -> Result<&Execution, Fault> {
