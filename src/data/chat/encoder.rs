@@ -95,8 +95,8 @@ impl ChatEncoder {
 
     /// The text of a conversation. The template has written all special tokens.
     pub(in crate::data) fn text(&self, sample: &ChatSample, place: &SamplePlace) -> Result<String, Fault> {
-        self.with_variables(sample, |sample, templates| templates.of(&sample.conversation)?.render(&sample.conversation, false))
-            .map_err(|error| refused(error, place))
+        let text = self.templates().and_then(|templates| templates.render(&sample.conversation, false));
+        text.map_err(|error| refused(error, place))
     }
 
     pub(in crate::data) fn encode(
@@ -112,11 +112,9 @@ impl ChatEncoder {
             let (ids, offsets) = tokenizer.encode_with_offsets(text)?;
             Ok(offsets.into_iter().zip(ids).map(|((start, end), id)| (start..end, tokenizer.is_added(id))).collect())
         };
-        let SpannedText { text, spans, prompt, is_rewritten } = self
-            .with_variables(sample, |sample, templates| {
-                text_and_spans(templates.of(&sample.conversation)?, sample, train_on, &tokens)
-            })
-            .map_err(|error| refused(error, place))?;
+        let template = self.templates().and_then(|templates| templates.of(&sample.conversation));
+        let found = template.and_then(|template| text_and_spans(template, sample, train_on, &tokens));
+        let SpannedText { text, spans, prompt, is_rewritten } = found.map_err(|error| refused(error, place))?;
         let (ids, offsets) = tokenizer.encode_with_offsets(&text)?;
         let mut is_trained = mask(&offsets, &spans);
         let mut notes = ChatNotes {
@@ -188,9 +186,9 @@ impl ChatEncoder {
 
     /// The tokens of a message of the user, and of what the assistant's reply begins with.
     pub(in crate::data) fn asked(&self, text: &str, tokenizer: &Tokenizer) -> Result<Vec<u32>, Fault> {
-        let conversation = Conversation { messages: vec![message("user", text)], ..Conversation::default() };
-        let sample = ChatSample { conversation, ..ChatSample::default() };
-        let text = self.with_variables(&sample, |sample, templates| templates.render(&sample.conversation, true))?;
+        let variables = self.recipe.variables()?;
+        let conversation = Conversation { messages: vec![message("user", text)], variables, ..Conversation::default() };
+        let text = self.templates()?.render(&conversation, true)?;
         Ok(tokenizer.encode_with_offsets(&text)?.0)
     }
 
@@ -210,22 +208,6 @@ impl ChatEncoder {
         let bos = self.templates.as_ref().as_ref().ok().and_then(ChatTemplates::bos);
         let Some(bos) = bos.filter(|_| first == second && tokenizer.is_added(*first)) else { return Ok(None) };
         Ok(Some(tokenizer.decode_with_special(&[*first])?).filter(|text| text == bos))
-    }
-
-    /// The recipe's variables are under those of the row.
-    fn with_variables<T>(
-        &self,
-        sample: &ChatSample,
-        work: impl FnOnce(&ChatSample, &ChatTemplates) -> Result<T, Fault>,
-    ) -> Result<T, Fault> {
-        let templates = self.templates()?;
-        if self.recipe.chat_template_kwargs.is_empty() {
-            return work(sample, templates);
-        }
-        let mut sample = sample.clone();
-        let own = std::mem::replace(&mut sample.conversation.variables, self.recipe.variables()?);
-        sample.conversation.variables.extend(own);
-        work(&sample, templates)
     }
 }
 

@@ -77,7 +77,13 @@ impl<'a> ExampleReader<'a> {
 
     pub(in crate::data) fn example(&self, mut row: DataRow) -> Result<Example, Fault> {
         media::refuse(&row)?;
-        (self.format.read)(self, &mut row)
+        let mut example = (self.format.read)(self, &mut row)?;
+        if let Content::Chat(sample) = &mut example.content {
+            // The recipe's variables are under those of the row.
+            let own = std::mem::replace(&mut sample.conversation.variables, self.recipe.chat.variables()?);
+            sample.conversation.variables.extend(own);
+        }
+        Ok(example)
     }
 
     pub(super) fn tokenizer(&self) -> Result<&'a Tokenizer, Fault> {
