@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 use super::markers::Markers;
+use super::python_methods::fault;
 use super::scan::{GENERATION, rewrite};
 use super::{python_filters, python_methods};
 
@@ -102,15 +103,12 @@ fn environment(now: Option<NaiveDateTime>) -> Environment<'static> {
     environment.set_unknown_method_callback(python_methods::call);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     python_filters::add(&mut environment);
-    environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message.to_string()))
-    });
+    environment.add_function("raise_exception", |message: Value| Err::<Value, Error>(fault(message.to_string())));
     environment.add_function(STRFTIME, move |format: &str| -> Result<String, Error> {
         let mut date = String::new();
-        let unknown = |_| Error::new(ErrorKind::InvalidOperation, format!("`{format}` is no format of a date"));
-        write!(date, "{}", now.unwrap_or_else(|| chrono::Local::now().naive_local()).format(&of_python(format)))
-            .map_err(unknown)?;
-        Ok(date)
+        let now = now.unwrap_or_else(|| chrono::Local::now().naive_local());
+        let written = write!(date, "{}", now.format(&of_python(format)));
+        written.map(|()| date).map_err(|_| fault(format!("`{format}` is no format of a date")))
     });
     environment
 }
