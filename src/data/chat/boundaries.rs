@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use serde_json::Value as Json;
 
-use super::conversation::{Conversation, role};
+use super::conversation::{Conversation, is_assistant};
 use super::template::{ChatTemplate, TemplateFault};
 use crate::metrics::is_space;
 use crate::units::Fault;
@@ -32,8 +32,7 @@ pub(super) struct Boundaries<'a> {
 impl Boundaries<'_> {
     /// In bytes, what the message `index` says: of the assistant what follows the generation prompt, of others with their header.
     pub(super) fn said(&self, index: usize) -> Result<Range<usize>, Fault> {
-        let has_prompt = role(&self.conversation.messages[index]) == "assistant";
-        self.behind(index, self.rendered(index, has_prompt)?)
+        self.behind(index, self.rendered(index, is_assistant(&self.conversation.messages[index]))?)
     }
 
     /// In bytes, the message `index` with its header.
@@ -45,8 +44,7 @@ impl Boundaries<'_> {
 
     /// The end of the prompt that the first `count` messages are, with the generation prompt where the assistant is next.
     pub(super) fn prompt(&self, count: usize) -> Result<usize, Fault> {
-        let messages = &self.conversation.messages;
-        let is_next = messages.get(count).is_some_and(|message| role(message) == "assistant");
+        let is_next = self.conversation.messages.get(count).is_some_and(is_assistant);
         let prompt = self.rendered(count, is_next)?.ok_or_else(|| self.refuse(count, "the prompt before it does not render"))?;
         if self.text.starts_with(&prompt) {
             Ok(prompt.len())
@@ -87,7 +85,7 @@ impl Boundaries<'_> {
     /// Thoughts may be missing; an end of turn that the model would not write there is none of it.
     pub(super) fn rewritten(&self, index: usize, tokens: TokensOf<'_>) -> Result<Option<Range<usize>>, Fault> {
         let message = &self.conversation.messages[index];
-        if role(message) != "assistant" {
+        if !is_assistant(message) {
             return Ok(None);
         }
         let Some((own, at)) = self.answer(index)? else { return Ok(None) };

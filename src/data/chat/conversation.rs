@@ -82,8 +82,8 @@ pub fn message(role: &str, content: &str) -> Json {
     json!({ "role": role, "content": content })
 }
 
-pub(super) fn role(message: &Json) -> &str {
-    message.get("role").and_then(Json::as_str).unwrap_or_default()
+pub(super) fn is_assistant(message: &Json) -> bool {
+    message.get("role").and_then(Json::as_str) == Some("assistant")
 }
 
 /// Tools as a list, or as the JSON text of one; no tools are none.
