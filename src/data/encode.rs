@@ -136,14 +136,10 @@ impl Encoder {
 
     fn tokenizer(&self) -> Result<&Tokenizer, Fault> {
         let tokenizer = self.tokenizer.as_ref().ok_or_else(|| faults::no_tokenizer("text data"))?;
-        match tokenizer.ends.iter().find(|&&id| id as usize >= self.vocab_size) {
-            None => Ok(tokenizer),
-            Some(id) => {
-                let size = self.vocab_size;
-                let message = format!("`eos_token_id` has {id}, which is not below the model's `vocab_size` {size}");
-                Err(tokenizer.error(&message))
-            }
-        }
+        let size = self.vocab_size;
+        let Some(id) = tokenizer.ends.iter().find(|&&id| id as usize >= size) else { return Ok(tokenizer) };
+        let message = format!("`eos_token_id` has {id}, which is not below the model's `vocab_size` {size}");
+        Err(tokenizer.error(&message))
     }
 }
 

@@ -92,12 +92,8 @@ impl<'a> ExampleReader<'a> {
 
     /// Refuses a text where the recipe trains messages of an assistant.
     pub(super) fn refuse_text_for_messages(&self, row: &DataRow, field: &str) -> Result<(), Fault> {
-        match self.recipe.chat.train_on.filter(|train_on| train_on.is_of_messages()) {
-            Some(train_on) => {
-                Err(row.bad(field, format!("messages, of which `data.train_on = \"{train_on}\"` speaks"), "a text"))
-            }
-            None => Ok(()),
-        }
+        let Some(train_on) = self.recipe.chat.train_on.filter(|train_on| train_on.is_of_messages()) else { return Ok(()) };
+        Err(row.bad(field, format!("messages, of which `data.train_on = \"{train_on}\"` speaks"), "a text"))
     }
 }
 

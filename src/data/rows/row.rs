@@ -86,11 +86,7 @@ impl DataRow {
 
     /// Takes an array; an empty one where the field is missing.
     pub(in crate::data) fn list(&mut self, field: &str) -> Result<Vec<Value>, Fault> {
-        match self.take(field) {
-            None => Ok(Vec::new()),
-            Some(Value::Array(values)) => Ok(values),
-            Some(other) => Err(self.bad(field, "an array", kind(&other))),
-        }
+        if self.has(field) { self.array(field, "an array") } else { Ok(Vec::new()) }
     }
 
     pub(in crate::data) fn array(&mut self, field: &str, expected: &str) -> Result<Vec<Value>, Fault> {

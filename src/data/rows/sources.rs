@@ -240,10 +240,8 @@ fn saved_files(folder: &Path, wanted: SplitName) -> Result<Option<Vec<PathBuf>>,
             return Err(faults::bad_source(folder, &message));
         };
         let of_split = folder.join(&splits[at]);
-        return match shards(&of_split)? {
-            Some(files) => Ok(Some(files)),
-            None => Err(faults::bad_source(&of_split, "`state.json` of the split is missing")),
-        };
+        let missing = || faults::bad_source(&of_split, "`state.json` of the split is missing");
+        return shards(&of_split)?.ok_or_else(missing).map(Some);
     }
     shards(folder)
 }
