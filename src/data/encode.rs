@@ -149,11 +149,7 @@ fn check(sample: &EncodedSample, vocab_size: usize, content: &Content, place: &S
         return Err(RowFault::bad(place.clone(), message, faults::OWN_TOKENIZER));
     }
     // The first token has nothing before it that could predict it.
-    let has_target = match &sample.aim {
-        Aim::Class(_) => true,
-        Aim::Tokens(is_trained) => is_trained.iter().skip(1).any(|&trained| trained),
-    };
-    if has_target {
+    if !matches!(&sample.aim, Aim::Tokens(is_trained) if is_trained.iter().skip(1).all(|&trained| !trained)) {
         return Ok(());
     }
     let (why, hint) = match content {

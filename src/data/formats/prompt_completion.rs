@@ -68,10 +68,9 @@ pub(super) fn classified(
     // CSV has texts alone.
     let is_place = field == "label" && !classes.have_numbers_for_names();
     let number = || answer.parse().ok().filter(|&class| is_place && class < classes.count);
-    match classes.find(answer, tokenizer)?.or_else(number) {
-        Some(class) => Ok(Content::TextClass { prompt, class }),
-        None => Err(row.bad(field, format!("one of the labels {}", classes.describe()), format!("`{answer}`"))),
-    }
+    let bad = || row.bad(field, format!("one of the labels {}", classes.describe()), format!("`{answer}`"));
+    let class = classes.find(answer, tokenizer)?.or_else(number).ok_or_else(bad)?;
+    Ok(Content::TextClass { prompt, class })
 }
 
 #[cfg(test)]
