@@ -49,7 +49,7 @@ pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>
     let (mut files, mut warnings) = (Vec::new(), Vec::new());
     let (mut origins, mut chat_template_date) = (BTreeMap::new(), date);
     let (mut train, mut validation, mut rest) = (Vec::new(), Vec::new(), Vec::new());
-    for (set, one) in opened {
+    for (set, mut one) in opened {
         let DataSet { name, weight, data, .. } = set;
         let (trained, samples) = (one.train.len(), one.train.samples());
         let copies = weight.trunc() as usize;
@@ -61,11 +61,8 @@ pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>
             "data set `{name}`: {trained} training samples × {weight} = {} an epoch, {held_out} validation samples",
             drawn.len()
         );
-        let first = files.len();
+        one.files[0].source.notes.insert(0, counts);
         files.extend(one.files);
-        if let Some(file) = files.get_mut(first) {
-            file.source.notes.insert(0, counts);
-        }
         warnings.extend(one.warnings.iter().map(|warning| format!("data set `{name}`: {warning}")));
         origins.extend(one.origins.into_iter().map(|(what, hash)| (format!("{what} for the data set `{name}`"), hash)));
         // A date of its own is the set's alone.

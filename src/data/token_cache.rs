@@ -34,7 +34,6 @@ pub(super) struct TokenRecord {
     pub(super) hashes: Vec<String>,
     /// Everything else that decides ids and targets: tokenizer, format, head.
     settings: String,
-    /// Rows that are samples.
     pub(super) read: usize,
     /// Rows that are none, and were left out.
     pub(super) bad: usize,
