@@ -28,10 +28,9 @@ pub(super) fn footer(file: &[u8]) -> Result<(Footer<'_>, Schema), String> {
 pub(super) fn part(file: &Buffer, block: &Block) -> Result<Buffer, String> {
     let (first, head, body) = (block.offset(), i64::from(block.metaDataLength()), block.bodyLength());
     let inside = || {
-        let (first, head, body) = (usize::try_from(first).ok()?, usize::try_from(head).ok()?, usize::try_from(body).ok()?);
-        let length = head.checked_add(body).filter(|_| head >= 8)?;
-        let end = first.checked_add(length)?;
-        (end <= file.len()).then(|| file.slice_with_length(first, length))
+        let head = usize::try_from(head).ok().filter(|head| *head >= 8)?;
+        let (first, length) = (usize::try_from(first).ok()?, head.checked_add(usize::try_from(body).ok()?)?);
+        (first.checked_add(length)? <= file.len()).then(|| file.slice_with_length(first, length))
     };
     inside().ok_or_else(|| format!("its footer names a part of {body} bytes at {first}, outside of the file"))
 }

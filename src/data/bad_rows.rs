@@ -10,12 +10,9 @@ const TOLD: usize = 10;
 
 #[derive(Debug, Default)]
 pub(super) struct BadRows {
-    /// Whether the recipe leaves them out.
     are_dropped: bool,
     first: Vec<Fault>,
-    /// Rows that are no samples.
     pub(super) count: usize,
-    /// All rows that were looked at.
     pub(super) read: usize,
 }
 
@@ -24,11 +21,6 @@ impl BadRows {
         Self { are_dropped: on_bad_row == OnBadRow::Drop, ..Self::default() }
     }
 
-    pub(super) fn good(&mut self) {
-        self.read += 1;
-    }
-
-    /// A row that is no sample.
     pub(super) fn note(&mut self, error: Fault) {
         self.read += 1;
         self.count += 1;
@@ -37,10 +29,7 @@ impl BadRows {
         }
     }
 
-    /// What the recipe leaves out, where there is any.
-    ///
-    /// # Errors
-    /// There are bad rows, and the recipe does not leave them out; or there are no others.
+    /// What the recipe leaves out, where there is any; fails where it does not leave bad rows out, or there are no others.
     pub(super) fn finish(mut self, path: &Path) -> Result<Option<Fault>, Fault> {
         let has_samples = self.count < self.read;
         let error = match self.count {

@@ -7,15 +7,13 @@ use crate::recipe::LossMean;
 /// The target of an input after which nothing is predicted.
 pub const IGNORE: i64 = -100;
 
-/// Samples that are run together. Sequence `i` is the `i`-th sample asked for; sequences keep their own lengths. Those that have ended
-/// cost nothing where the longest come first.
+/// Samples that are run together, in the order asked for, each of its own length. Those that have ended cost nothing where the longest come first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     /// One sequence per sample, never none.
     pub sequences: Vec<Sequence>,
 }
 
-/// One sample as the model runs it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sequence {
     /// Index of the sample in its file, counted from 0: does not depend on split, order or batch.
@@ -48,7 +46,6 @@ pub struct SoftTargets {
 }
 
 impl Batch {
-    /// Inputs of the longest sequence.
     pub fn max_len(&self) -> usize {
         self.sequences.iter().map(|sequence| sequence.inputs.len()).max().unwrap_or(0)
     }

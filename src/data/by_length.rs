@@ -1,6 +1,7 @@
 //! The order of an epoch: samples of similar length share a micro-batch, the longest first, so that those that end leave it from behind.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use rand::SeedableRng;
 use rand::rngs::ChaCha12Rng;
@@ -8,11 +9,9 @@ use rand::seq::SliceRandom;
 
 use crate::recipe::{BatchOrder, BatchSize};
 
-/// The micro-batches of one epoch, as indices into `lengths`; each sample stands in exactly one.
-///
-/// Another epoch gives another order, and other company for samples of equal length; the same arguments give the same
-/// batches, and every epoch gives as many. With `LongestFirst` the batch of the longest samples leads (memory runs out early or never), with
-/// `ShortestFirst` that of the shortest; the rest is shuffled. With `LengthBuckets` samples of a similar length have other company, too.
+/// The micro-batches of one epoch, as indices into `lengths`: the same for the same arguments, and as many in every epoch. Another epoch gives
+/// another order, and other company for samples of equal length, with `LengthBuckets` also of a similar one. With `LongestFirst` the batch of the
+/// longest samples leads (memory runs out early or never), with `ShortestFirst` that of the shortest; the rest is shuffled.
 pub fn epoch_batches(lengths: &[usize], size: BatchSize, order: BatchOrder, seed: u64, epoch: u64) -> Vec<Vec<usize>> {
     let mut rng = ChaCha12Rng::seed_from_u64(seed);
     // A stream of its own for each epoch: no epoch's order depends on how many came before it in this process.
@@ -28,17 +27,11 @@ pub fn epoch_batches(lengths: &[usize], size: BatchSize, order: BatchOrder, seed
         samples.sort_by_key(|&sample| Reverse(lengths[sample]));
         consecutive(&samples, lengths, size)
     };
-    match order {
-        BatchOrder::LongestFirst => shuffle_tail(&mut batches, &mut rng),
-        BatchOrder::Shuffled | BatchOrder::LengthBuckets => {
-            batches.reverse();
-            batches.shuffle(&mut rng);
-        }
-        BatchOrder::ShortestFirst => {
-            batches.reverse();
-            shuffle_tail(&mut batches, &mut rng);
-        }
+    if order != BatchOrder::LongestFirst {
+        batches.reverse();
     }
+    let has_leader = matches!(order, BatchOrder::LongestFirst | BatchOrder::ShortestFirst) && !batches.is_empty();
+    batches[usize::from(has_leader)..].shuffle(&mut rng);
     batches
 }
 
@@ -92,21 +85,17 @@ pub fn largest_batches(lengths: &[usize], size: BatchSize, order: BatchOrder) ->
 /// Batches of samples from buckets of similar lengths, from the longest; within a bucket they keep their order.
 fn bucketed(mut samples: Vec<usize>, lengths: &[usize], size: BatchSize) -> Vec<Vec<usize>> {
     samples.sort_by_cached_key(|&sample| Reverse(bucket(lengths[sample])));
-    let mut batches = Vec::new();
-    let mut buckets = samples.chunk_by(|&a, &b| bucket(lengths[a]) == bucket(lengths[b]));
-    let (mut bucket_ends, mut longest) = (0, 0);
-    let mut start = 0;
+    let mut longest: BTreeMap<usize, usize> = BTreeMap::new();
+    for &sample in &samples {
+        let longest = longest.entry(bucket(lengths[sample])).or_default();
+        *longest = lengths[sample].max(*longest);
+    }
+    let (mut batches, mut start) = (Vec::new(), 0);
     while start < samples.len() {
-        while start >= bucket_ends
-            && let Some(bucket) = buckets.next()
-        {
-            bucket_ends += bucket.len();
-            longest = bucket.iter().map(|&sample| lengths[sample]).max().unwrap_or(0);
-        }
         // By the longest of the bucket, not by those that happen to be drawn: so every epoch has as many batches.
         let width = match size {
             BatchSize::Sequences(count) => count.max(1),
-            BatchSize::Tokens(most) => width(longest, most),
+            BatchSize::Tokens(most) => width(longest[&bucket(lengths[samples[start]])], most),
         };
         let mut batch = samples[start..samples.len().min(start + width)].to_vec();
         start += batch.len();
@@ -146,12 +135,6 @@ pub fn share(weights: &[usize], ranks: usize) -> Vec<Vec<usize>> {
     shares.into_iter().map(ascending).collect()
 }
 
-fn shuffle_tail(batches: &mut [Vec<usize>], rng: &mut ChaCha12Rng) {
-    if let Some((_, tail)) = batches.split_first_mut() {
-        tail.shuffle(rng);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,13 +155,12 @@ mod tests {
         let longest_first = |batch: &[usize]| batch.iter().rev().copied().collect();
         let mut batches: Vec<Vec<usize>> =
             sorted[..first].chunks(size).chain(sorted[first..].chunks(size)).map(longest_first).collect();
-        match order {
-            BatchOrder::LongestFirst => {
-                batches.reverse();
-                shuffle_tail(&mut batches, &mut rng);
-            }
-            BatchOrder::ShortestFirst => shuffle_tail(&mut batches, &mut rng),
-            _ => batches.shuffle(&mut rng),
+        if order == BatchOrder::LongestFirst {
+            batches.reverse();
+        }
+        match (order, &mut batches[..]) {
+            (BatchOrder::LongestFirst | BatchOrder::ShortestFirst, [_, tail @ ..]) => tail.shuffle(&mut rng),
+            (_, all) => all.shuffle(&mut rng),
         }
         batches
     }

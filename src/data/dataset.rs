@@ -14,7 +14,6 @@ use super::encoded_sample::{Aim, EncodedSample};
 use super::faults;
 use super::on_too_long::LengthOutcome;
 use super::question::{Question, SampleGroups};
-use super::sample_place::SamplePlace;
 use super::token_cache::Tokens;
 use super::token_file::{About, fingerprint};
 use crate::files;
@@ -41,7 +40,6 @@ struct SetSamples {
 /// All samples of some files: two splits can share them.
 pub(super) struct Samples {
     pub(super) paths: Vec<PathBuf>,
-    pub(super) hash: String,
     pub(super) tokens: Tokens,
     pub(super) encoder: Encoder,
     pub(super) format: &'static DataFormat,
@@ -83,7 +81,9 @@ impl Piece {
 
 impl Dataset {
     pub(super) fn new(samples: Arc<Samples>, pieces: Vec<Piece>) -> Self {
-        let lengths = pieces.iter().map(|piece| samples.num_inputs(piece)).collect();
+        // The last token is only ever a target, but where a class is read at it.
+        let unread = |piece: &Piece| usize::from(samples.tokens.file.class(piece.sample).is_none());
+        let lengths = pieces.iter().map(|piece| piece.tokens.len() - piece.without.len() - unread(piece)).collect();
         let sets = vec![SetSamples { name: None, samples, first: 0 }];
         Self { sets, pieces: pieces.into_iter().map(|piece| (0, piece)).collect(), lengths }
     }
@@ -94,7 +94,7 @@ impl Dataset {
         let mut first = 0;
         for (number, (name, one)) in named.enumerate() {
             for SetSamples { samples, .. } in one.sets {
-                let count = samples.tokens.file.len();
+                let count = samples.tokens.file.len;
                 all.sets.push(SetSamples { name: Some(name.clone()), samples, first });
                 first += count;
             }
@@ -214,7 +214,7 @@ impl Dataset {
 
     /// Hash of the content of its files: a resumed run must find the same.
     pub fn hash(&self) -> String {
-        hash_of(&self.sets.iter().map(|set| set.samples.hash.clone()).collect::<Vec<_>>())
+        hash_of(&self.sets.iter().map(|set| hash_of(&set.samples.tokens.record.hashes)).collect::<Vec<_>>())
     }
 
     pub(super) fn notes(&self) -> ChatNotes {
@@ -235,7 +235,7 @@ impl Dataset {
 }
 
 /// One hash for several files; a single one keeps its own.
-pub(super) fn hash_of(hashes: &[String]) -> String {
+fn hash_of(hashes: &[String]) -> String {
     if let [hash] = hashes { hash.clone() } else { files::hash_parts(hashes) }
 }
 
@@ -253,24 +253,14 @@ impl Samples {
             let total = self.tokens.file.ids(sample).len();
             (total <= most && !is_run(sample)).then(|| Piece::whole(sample, total))
         };
-        (0..self.tokens.file.len()).filter_map(dropped).collect()
-    }
-
-    fn num_inputs(&self, piece: &Piece) -> usize {
-        let tokens = piece.tokens.len() - piece.without.len();
-        // The last token is only ever a target, but where a class is read at it.
-        tokens - usize::from(self.tokens.file.class(piece.sample).is_none())
-    }
-
-    fn place(&self, sample: usize) -> Result<SamplePlace, Fault> {
-        self.tokens.place(&self.paths, sample)
+        (0..self.tokens.file.len).filter_map(dropped).collect()
     }
 
     fn question(&self, piece: &Piece) -> Result<Question, Fault> {
         let About { groups, border, follow_up, references, .. } = self.tokens.about(&self.paths, piece.sample)?;
         let EncodedSample { ids: mut prompt, prompt: length, aim: Aim::Tokens(is_trained), initial, .. } = self.encoded(piece)?
         else {
-            let message = format!("{} has a class, and no answer in words", self.place(piece.sample)?);
+            let message = format!("{} has a class, and no answer in words", self.tokens.place(&self.paths, piece.sample)?);
             return Err(Fault::data(message, "answer in words with `head.kind = \"next_token\"`"));
         };
         // What is answered are the targets that follow without a gap.
@@ -278,7 +268,8 @@ impl Samples {
         answer.truncate(is_trained[length..].iter().take_while(|&&trained| trained).count());
         let initial = initial.map(|range| (range.start.min(length), range.end.min(length)));
         if prompt.is_empty() {
-            let message = format!("{} has no prompt: its first token is a target already", self.place(piece.sample)?);
+            let message =
+                format!("{} has no prompt: its first token is a target already", self.tokens.place(&self.paths, piece.sample)?);
             return Err(Fault::data(message, "label the tokens of the prompt with -100, or leave the sample out"));
         }
         let references = match references {
@@ -294,7 +285,7 @@ impl Samples {
         let ids = file.ids(piece.sample);
         if !self.are_checked[piece.sample].load(Ordering::Relaxed) {
             if fingerprint(ids) != file.fingerprint(piece.sample) {
-                return Err(faults::damaged_tokens(&self.place(piece.sample)?));
+                return Err(faults::damaged_tokens(&self.tokens.place(&self.paths, piece.sample)?));
             }
             self.are_checked[piece.sample].store(true, Ordering::Relaxed);
         }

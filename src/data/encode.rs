@@ -23,7 +23,6 @@ pub(super) struct Encoder {
     pub(super) vocab_size: usize,
     /// The token that a class is not read at.
     pub(super) pad: Option<u32>,
-    /// Finds the initial part of sequences, where that is asked for.
     pub(super) initial: Option<InitialPartFinder>,
 }
 
@@ -113,7 +112,6 @@ impl Encoder {
         }
     }
 
-    /// The tokens of a question with thoughts in it.
     pub(super) fn follow_up(
         &self,
         FollowUp { before, after, is_message, max_tokens }: &FollowUp,
@@ -138,14 +136,10 @@ impl Encoder {
 
     fn tokenizer(&self) -> Result<&Tokenizer, Fault> {
         let tokenizer = self.tokenizer.as_ref().ok_or_else(|| faults::no_tokenizer("text data"))?;
-        match tokenizer.ends().iter().find(|&&id| id as usize >= self.vocab_size) {
-            None => Ok(tokenizer),
-            Some(id) => {
-                let size = self.vocab_size;
-                let message = format!("`eos_token_id` has {id}, which is not below the model's `vocab_size` {size}");
-                Err(tokenizer.error(&message))
-            }
-        }
+        let size = self.vocab_size;
+        let Some(id) = tokenizer.ends.iter().find(|&&id| id as usize >= size) else { return Ok(tokenizer) };
+        let message = format!("`eos_token_id` has {id}, which is not below the model's `vocab_size` {size}");
+        Err(tokenizer.error(&message))
     }
 }
 
@@ -155,11 +149,7 @@ fn check(sample: &EncodedSample, vocab_size: usize, content: &Content, place: &S
         return Err(RowFault::bad(place.clone(), message, faults::OWN_TOKENIZER));
     }
     // The first token has nothing before it that could predict it.
-    let has_target = match &sample.aim {
-        Aim::Class(_) => true,
-        Aim::Tokens(is_trained) => is_trained.iter().skip(1).any(|&trained| trained),
-    };
-    if has_target {
+    if !matches!(&sample.aim, Aim::Tokens(is_trained) if is_trained.iter().skip(1).all(|&trained| !trained)) {
         return Ok(());
     }
     let (why, hint) = match content {

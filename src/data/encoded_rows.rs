@@ -14,7 +14,6 @@ use crate::units::Fault;
 /// What examples of one handing-over take, about.
 const BATCH_BYTES: usize = 1 << 18;
 
-/// How many there are at most.
 const BATCH_EXAMPLES: usize = 256;
 
 /// A row, and its sample or why it is none.
@@ -24,29 +23,20 @@ pub struct SampleRow<T> {
     pub sample: Result<T, Fault>,
 }
 
-/// Hands over every row, bad or not.
-///
-/// # Errors
-/// A file cannot be read, or is damaged; or `consume` refuses.
+/// Hands over every row, bad or not; fails where a file cannot be read or is damaged, or `consume` refuses.
 pub(super) fn each_row<E: From<Fault>>(
     encoder: &Encoder,
     source: &DataSource,
     reader: &ExampleReader<'_>,
     mut consume: impl FnMut(SampleRow<(Example, EncodedSample)>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let encode = |batch: Result<Vec<SampleRow<Example>>, Fault>| {
-        batch.map(|rows| rows.into_iter().map(|row| encoded(encoder, row)).collect::<Vec<_>>())
+    let encoded = |SampleRow { place, sample }: SampleRow<Example>| {
+        let sample = sample.and_then(|example| encoder.encode(&example.content, &place).map(|tokens| (example, tokens)));
+        SampleRow { place, sample }
     };
+    let encode =
+        |batch: Result<Vec<SampleRow<Example>>, Fault>| batch.map(|rows| rows.into_iter().map(encoded).collect::<Vec<_>>());
     in_order(|hand_on| read(source, reader, hand_on), encode, |rows| rows?.into_iter().try_for_each(&mut consume))
-}
-
-fn encoded(encoder: &Encoder, row: SampleRow<Example>) -> SampleRow<(Example, EncodedSample)> {
-    let SampleRow { place, sample } = row;
-    let sample = sample.and_then(|example| {
-        let tokens = encoder.encode(&example.content, &place)?;
-        Ok((example, tokens))
-    });
-    SampleRow { place, sample }
 }
 
 /// Hands over the rows of all files in batches, until nobody listens; behind them what ends the walk, if it is an error.

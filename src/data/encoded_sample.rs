@@ -12,7 +12,6 @@ pub(super) struct EncodedSample {
     /// Leading tokens that may be cut.
     pub(super) prompt: usize,
     pub(super) aim: Aim,
-    /// Where the initial part stands, where somebody asked.
     pub(super) initial: Option<Range<usize>>,
     /// The end of the prompt's text that is in the first token behind the prompt.
     pub(super) border: Option<String>,
@@ -25,7 +24,6 @@ pub(super) enum Aim {
 }
 
 impl EncodedSample {
-    /// Without an initial part, and with no text at the border.
     pub(super) fn new(ids: Vec<u32>, prompt: usize, aim: Aim) -> Self {
         Self { ids, prompt, aim, initial: None, border: None }
     }

@@ -6,11 +6,9 @@ use super::question::{FollowUp, SampleGroups};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Example {
     pub(super) content: Content,
-    /// What it is reported under, where the file says.
     pub(super) groups: Option<SampleGroups>,
     /// The right answers, where they are others than the completion alone.
     pub(super) references: Vec<String>,
-    /// What is asked when the reply has come, where that is but thoughts.
     pub(super) follow_up: Option<FollowUp>,
 }
 
@@ -24,7 +22,6 @@ pub(super) enum Content {
 }
 
 impl Example {
-    /// A row's sample where nothing is said beside it.
     pub(super) fn new(content: impl Into<Content>) -> Self {
         Self { content: content.into(), groups: None, references: Vec::new(), follow_up: None }
     }
@@ -37,7 +34,6 @@ impl From<ChatSample> for Content {
 }
 
 impl Content {
-    /// About as many bytes as it takes.
     pub(super) fn size(&self) -> usize {
         match self {
             Self::Text { prompt, completion } => prompt.len() + completion.len(),

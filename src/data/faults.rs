@@ -25,7 +25,6 @@ impl RowFault {
         Fault::data(message, hint).carrying(Self { place, is_too_long: true })
     }
 
-    /// A line or row that is none.
     pub(super) fn unusable(place: SamplePlace, message: &str) -> Fault {
         let message = format!("{place}: {}", abridged(message));
         Self::bad(place, message, LEAVE_OUT)
@@ -50,7 +49,6 @@ impl RowFault {
     }
 }
 
-/// For rows that are none.
 pub(super) const LEAVE_OUT: &str = "repair them, or leave them out with `data.on_bad_row = \"drop\"`, which counts them";
 
 /// For `map_err`: a file or folder that could not be read.
@@ -77,7 +75,6 @@ pub(super) fn unreadable(path: &Path, as_what: &str, message: &str) -> Fault {
     Fault::data(format!("cannot read `{}` as {as_what}: {}", abridged(path.display()), abridged(message)), hint)
 }
 
-/// A folder or a pattern without the files that are looked for.
 pub(super) fn bad_source(path: &Path, message: &str) -> Fault {
     let hint = "name a file, a folder of files (train, validation, test), a folder saved by `datasets`, or a pattern such as `data/*.jsonl`";
     Fault::data(format!("`{}`: {}", abridged(path.display()), abridged(message)), hint)
@@ -102,7 +99,6 @@ pub(super) fn no_tokenizer(what: &str) -> Fault {
     Fault::data(format!("{what} needs a tokenizer, and the model has no `tokenizer.json`"), hint)
 }
 
-/// A tokenizer that cannot be loaded, or that failed on a text.
 pub(super) fn bad_tokenizer(path: &Path, message: &str) -> Fault {
     let message = format!("tokenizer `{}`: {}", abridged(path.display()), abridged(message));
     Fault::data(message, "fetch `tokenizer.json` again, or save it anew with the `tokenizers` library")
@@ -115,7 +111,6 @@ pub(super) fn out_of_vocabulary(what: &str, id: u64, vocab_size: usize) -> Strin
 
 pub(super) const OWN_TOKENIZER: &str = "use token ids of the model's own tokenizer";
 
-/// A sample's tokens are not those that were written.
 pub(super) fn damaged_tokens(place: &SamplePlace) -> Fault {
     let hint =
         "remove the folder `NAME.tokens` beside the data file or kvtune's `tokens` in the user's cache folder, and start again";

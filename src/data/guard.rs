@@ -1,5 +1,4 @@
-//! Turns a panic inside a parser of foreign files into a message: a crafted file must not end the program. What a few bytes of it can ask
-//! for is bounded.
+//! A crafted file must not end the program: a panic inside its parser becomes a message, and what a few bytes can ask for is bounded.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -15,7 +14,6 @@ pub(super) struct WorkLimits {
     subject: Arc<str>,
     bytes_per_byte: usize,
     micros_per_byte: f64,
-    least_time: Duration,
 }
 
 /// What work may take that is given next to nothing.
@@ -26,31 +24,21 @@ impl WorkLimits {
     /// For work on a file, called as messages call it: `` tokenizer `a/tokenizer.json` ``.
     pub(super) fn of(what: &str, path: &Path, bytes_per_byte: usize, micros_per_byte: f64) -> Self {
         let subject = format!("{what} `{}`", abridged(path.display())).into();
-        Self { subject, bytes_per_byte, micros_per_byte, least_time: BASE_TIME }
+        Self { subject, bytes_per_byte, micros_per_byte }
     }
 
-    /// The same, for work that counts its own steps: time bounds what a single step takes.
-    pub(super) fn counting_steps(self) -> Self {
-        Self { least_time: 12 * BASE_TIME, ..self }
-    }
-
-    /// Runs `work`, which was given so many bytes; an error or a panic in it becomes its message.
+    /// Runs `work`, which was given so many bytes; an error or a panic in it becomes its message. Beyond its bounds the process ends.
     pub(super) fn guarded<T, E: std::fmt::Display>(
         &self,
         given: usize,
         work: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, String> {
-        self.within(given, || guarded(work))
-    }
-
-    /// Runs `work`, which was given so many bytes. Beyond its bounds the process ends.
-    pub(super) fn within<T>(&self, given: usize, work: impl FnOnce() -> T) -> T {
         let bounds = Bounds {
             subject: Arc::clone(&self.subject),
             bytes: BASE_MEMORY.saturating_add(given.saturating_mul(self.bytes_per_byte)),
-            time: self.least_time + Duration::from_micros((given as f64 * self.micros_per_byte) as u64),
+            time: BASE_TIME + Duration::from_micros((given as f64 * self.micros_per_byte) as u64),
         };
-        within(&bounds, work)
+        within(&bounds, || guarded(work))
     }
 }
 

@@ -1,9 +1,8 @@
 //! Work on all cores whose results are consumed in order: one thread makes pieces, several work on them, and none waits for all of them.
 
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
-use std::sync::mpsc::{channel, sync_channel};
+use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::thread;
 
 use crate::native::{locked, usable_cpus};
@@ -11,57 +10,43 @@ use crate::native::{locked, usable_cpus};
 /// Pieces under way for each thread that works: enough that none waits, and few enough for any memory.
 const AHEAD: usize = 4;
 
-/// Hands what `produce` makes to `work` on all cores, and what comes of it to `consume`, in its order.
-///
-/// `produce` runs on a thread of its own; what it calls says `false` as soon as nobody listens any more. The first error of `consume` ends
-/// everything.
+/// Hands what `produce` makes on a thread of its own to `work` on all cores, and what comes of it to `consume`, in its order. The first error
+/// of `consume` ends everything: what `produce` calls then says `false`.
 pub(super) fn in_order<I: Send, O: Send, E>(
     produce: impl FnOnce(&mut dyn FnMut(I) -> bool) + Send,
     work: impl Fn(I) -> O + Sync,
     mut consume: impl FnMut(O) -> Result<(), E>,
 ) -> Result<(), E> {
     let num_threads = usable_cpus();
-    // A ticket is taken before a piece is handed on, and given back when it is consumed: so many are under way, and no more.
-    let (take_ticket, tickets) = sync_channel::<()>(AHEAD * num_threads);
-    let (hand_on, jobs) = channel::<(usize, I)>();
+    let (hand_on, jobs) = channel::<(I, Sender<thread::Result<O>>)>();
     let jobs = Mutex::new(jobs);
+    // Where each result will come, in the order of the pieces: so many are under way, and no more.
+    let (promise, promised) = sync_channel(AHEAD * num_threads);
     thread::scope(|scope| {
-        let (hand_back, done) = channel();
         scope.spawn(move || {
-            let mut count = 0..;
             produce(&mut |piece| {
-                let job = (count.next().unwrap_or(usize::MAX), piece);
-                take_ticket.send(()).is_ok() && hand_on.send(job).is_ok()
+                let (answer, answered) = channel();
+                promise.send(answered).is_ok() && hand_on.send((piece, answer)).is_ok()
             });
         });
         for _ in 0..num_threads {
-            let (hand_back, jobs, work) = (hand_back.clone(), &jobs, &work);
-            scope.spawn(move || {
+            scope.spawn(|| {
                 loop {
-                    let job = locked(jobs).recv();
-                    let Ok((index, piece)) = job else { break };
-                    // A panic here would let the consumer wait for ever.
+                    let job = locked(&jobs).recv();
+                    let Ok((piece, answer)) = job else { break };
+                    // It goes on where the result is consumed.
                     let result = catch_unwind(AssertUnwindSafe(|| work(piece)));
-                    if hand_back.send((index, result)).is_err() {
+                    if answer.send(result).is_err() {
                         break;
                     }
                 }
             });
         }
-        drop(hand_back);
         // Whichever way this ends, the receivers go with it, and the threads notice.
-        let (tickets, done) = (tickets, done);
-        let mut early = BTreeMap::new();
-        let mut next = 0;
-        for (index, result) in &done {
-            early.insert(index, result);
-            while let Some(result) = early.remove(&next) {
-                next += 1;
-                consume(result.unwrap_or_else(|panic| resume_unwind(panic)))?;
-                let _ = tickets.recv();
-            }
-        }
-        Ok(())
+        promised
+            .into_iter()
+            .map_while(|answered| answered.recv().ok())
+            .try_for_each(|result| consume(result.unwrap_or_else(|panic| resume_unwind(panic))))
     })
 }
 

@@ -1,7 +1,6 @@
 //! What happened when files were opened, in numbers and in a line that people read.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use super::on_too_long::LengthCounts;
 use super::source::DataSource;
@@ -9,72 +8,56 @@ use super::token_cache::{TokenRecord, Tokens};
 use crate::units::counted;
 
 /// What the data files of a split held, and what became of it: their rows are the samples that are kept, dropped and bad.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct FileReport {
-    /// The file, or the first of several.
-    pub path: PathBuf,
-    pub files: usize,
+    pub source: DataSource,
     pub rows: usize,
     /// Rows that are no samples, and were left out.
     pub bad: usize,
     /// The other rows, by what becomes of them.
     pub samples: LengthCounts,
-    /// Tokens that a sample may have.
     pub limit: usize,
     /// Samples with the same tokens as an earlier one. They are not left out.
     pub duplicates: usize,
-    /// Where the tokens come from, in words.
     pub origin: &'static str,
     /// Why they could not be kept for the next start.
     pub cache_problem: Option<String>,
-    /// The format, and what it was told from, where the recipe does not say.
-    pub format: Option<String>,
-    /// What of folders was left out.
-    pub notes: Vec<String>,
 }
 
 impl FileReport {
-    pub(super) fn new(source: &DataSource, limit: usize, tokens: &Tokens) -> Self {
-        let Tokens { file, record: TokenRecord { counts, .. }, is_cached, problem, .. } = tokens;
+    pub(super) fn new(source: DataSource, limit: usize, tokens: &Tokens) -> Self {
+        let Tokens { file, record: TokenRecord { read, bad, .. }, is_cached, problem, .. } = tokens;
         let made_now = if source.format().has_texts { "tokenised now" } else { "pre-tokenised" };
         let origin = if *is_cached { "tokenised before" } else { made_now };
-        let mut fingerprints: Vec<u64> = (0..file.len()).map(|sample| file.fingerprint(sample)).collect();
+        let mut fingerprints: Vec<u64> = (0..file.len).map(|sample| file.fingerprint(sample)).collect();
         fingerprints.sort_unstable();
         let duplicates = fingerprints.windows(2).filter(|pair| pair[0] == pair[1]).count();
         Self {
-            path: source.files.first().cloned().unwrap_or_default(),
-            files: source.files.len(),
-            rows: counts.read + counts.bad,
-            bad: counts.bad,
+            source,
+            rows: read + bad,
+            bad: *bad,
             samples: LengthCounts::default(),
             limit,
             duplicates,
             origin,
             cache_problem: problem.clone(),
-            format: source.told.clone(),
-            notes: source.notes.clone(),
         }
     }
 }
 
 impl fmt::Display for FileReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, samples, bad, limit, origin, .. } = self;
+        let Self { source, rows, samples, bad, limit, origin, .. } = self;
         let LengthCounts { cut, cut_tokens, split, windows, uncuttable, longest, .. } = samples;
-        for note in &self.notes {
+        for note in &source.notes {
             writeln!(f, "{note}")?;
         }
-        if let Some(format) = &self.format {
+        if let Some(format) = &source.told {
             writeln!(f, "`data.format` is {format}")?;
         }
-        let more = if self.files > 1 { format!(" and {} more files", self.files - 1) } else { String::new() };
-        write!(
-            f,
-            "`{}`{more}: {}, longest {}, limit {limit}: ",
-            self.path.display(),
-            counted(*rows, "row"),
-            counted(*longest, "token")
-        )?;
+        let (path, rows, longest) = (source.first().display(), counted(*rows, "row"), counted(*longest, "token"));
+        let more = if source.files.len() > 1 { format!(" and {} more files", source.files.len() - 1) } else { String::new() };
+        write!(f, "`{path}`{more}: {rows}, longest {longest}, limit {limit}: ")?;
         write!(f, "{} kept, {} dropped, {bad} bad; {cut} cut", samples.used(), samples.left_out())?;
         if *cut > 0 {
             write!(f, " by {cut_tokens} tokens")?;
@@ -99,12 +82,20 @@ impl fmt::Display for FileReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::formats::registered;
+    use crate::recipe::DataRecipe;
 
     #[test]
     fn says_what_was_dropped_and_cut() {
+        let source = DataSource {
+            files: vec!["train.jsonl".into()],
+            format: registered("text").unwrap(),
+            told: None,
+            notes: Vec::new(),
+            rows: DataRecipe::default(),
+        };
         let file = FileReport {
-            path: "train.jsonl".into(),
-            files: 1,
+            source,
             rows: 13,
             bad: 1,
             samples: LengthCounts {
@@ -122,8 +113,6 @@ mod tests {
             duplicates: 2,
             origin: "tokenised before",
             cache_problem: None,
-            format: None,
-            notes: Vec::new(),
         };
         assert_eq!(
             file.to_string(),

@@ -31,9 +31,7 @@ pub struct FileLook {
     pub rows: usize,
     /// Rows that are no JSON object or cannot be read.
     pub bad: usize,
-    /// What is wrong with the first of them.
     pub first_bad: Option<Fault>,
-    /// In the order in which they come up.
     pub columns: Vec<ColumnLook>,
     /// Rows by the power of two that is not below the characters of their texts.
     pub lengths: Vec<usize>,
@@ -56,7 +54,7 @@ pub fn look(
             match row {
                 Err(error) => bad.note(error),
                 Ok(row) => {
-                    bad.good();
+                    bad.read += 1;
                     count_length(&mut lengths, count(&row, &mut columns));
                     sink(&row.place(), row.fields().clone().into())?;
                 }
@@ -66,7 +64,7 @@ pub fn look(
     }
     let (rows, count) = (bad.read, bad.count);
     let first_bad = bad.finish(&files.first().cloned().unwrap_or_default())?;
-    let format = detect(&files, &recipe).map(|detected| detected.words());
+    let format = detect(&files, &recipe).map(|detected| detected.words);
     Ok(FileLook { notes, format, rows, bad: count, first_bad, columns, lengths })
 }
 

@@ -1,5 +1,4 @@
-//! Pictures, sound and video, which no model here reads: what has any is refused, as its text alone would say something else. They are known by
-//! the words that columns and parts of messages are named with.
+//! Pictures, sound and video, known by the names of columns and of parts of messages, are refused: the text alone would say something else.
 
 use serde_json::{Map, Value};
 

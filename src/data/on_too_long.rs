@@ -133,11 +133,8 @@ impl LengthCounts {
     }
 }
 
-/// The windows of a text of `total` tokens: each of at most `limit` tokens, and all but the first begin with `overlap` tokens which the
-/// model has run before. Each token is a target in one of them: with each stands how many of its first tokens are context only.
-///
-/// Whatever the overlap, a window's first token is one of the window before, as nothing else could predict the second. `limit` must be
-/// above `overlap` + 1, and `total` above 0.
+/// The windows of a text of `total` tokens, each of at most `limit`, with how many of its first ones are context only: `overlap`, which the model
+/// has run before, and one that predicts the next. Each token is a target in one window. `limit` must be above `overlap` + 1, and `total` above 0.
 pub(super) fn windows(total: usize, limit: usize, overlap: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
     // Example: 10 tokens, at most 5, overlap 1: 0..5, 3..8 (3 and 4 are context), 6..10 (6 and 7).
     let context = overlap + 1;

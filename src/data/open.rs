@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::bad_rows::BadRows;
 use super::chat::ChatEncoder;
-use super::dataset::{Dataset, Piece, Samples, hash_of};
+use super::dataset::{Dataset, Piece, Samples};
 use super::encode::Encoder;
 use super::encoded_rows::each_row;
 use super::faults::{self, RowFault};
@@ -23,7 +23,7 @@ use super::rows::SplitName;
 use super::sets::{Splits, joined};
 use super::source::DataSource;
 use super::split::split;
-use super::token_cache::{self, RowsRead, TokenRecord, Tokens, hashes_of};
+use super::token_cache::{self, TokenRecord, Tokens, hashes_of};
 use super::token_file::{About, TokenWriter};
 use super::tokenizer::Tokenizer;
 use crate::recipe::{DataPaths, DataRecipe, HeadRecipe, InitialPart, ValidationSource};
@@ -39,7 +39,6 @@ pub struct DataRequest<'a> {
     pub limits: ModelLimits,
     /// The rule for the initial part of prompts: with one, each sequence says where its own stands.
     pub initial: Option<&'a InitialPart>,
-    /// What draws the samples that are held out.
     pub seed: u64,
 }
 
@@ -60,8 +59,7 @@ pub type Watch<'a> = &'a mut dyn FnMut(&Path, usize, usize);
 
 /// Reads the recipe's files, finds the samples that fit, and splits them by the seed where there is no validation file.
 ///
-/// `ValidationSource::Fraction(0.0)` gives all samples, in file order, to `train`. `watch` hears nothing where an earlier start has left the
-/// tokens.
+/// With `ValidationSource::Fraction(0.0)` all are in `train`, in file order. `watch` hears nothing where an earlier start has left the tokens.
 pub fn open(request: &DataRequest<'_>, watch: Watch<'_>) -> Result<Splits, Fault> {
     let recipe = request.recipe;
     let mut splits = if recipe.sets.is_empty() {
@@ -111,10 +109,8 @@ fn open_set(request: &DataRequest<'_>, watch: Watch<'_>) -> Result<Splits, Fault
 
 pub(super) struct Opener<'a> {
     pub(super) recipe: &'a DataRecipe,
-    /// The classes of the head, where it has any.
     classes: Option<Classes>,
     pub(super) encoder: Encoder,
-    /// Tokens that a sample may have.
     pub(super) limit: usize,
 }
 
@@ -135,7 +131,7 @@ impl<'a> Opener<'a> {
         }
         let encoder = Encoder {
             tokenizer: tokenizer.cloned(),
-            chat: ChatEncoder::new(recipe, tokenizer),
+            chat: ChatEncoder::new(recipe, tokenizer, chrono::Local::now().naive_local()),
             vocab_size: limits.vocab_size,
             pad: limits.pad.filter(|_| matches!(head, HeadRecipe::SeqClassification(_))),
             initial: initial.map(|rule| InitialPartFinder::new(rule, tokenizer)).transpose()?,
@@ -154,16 +150,17 @@ impl<'a> Opener<'a> {
     ) -> Result<(Arc<Samples>, Vec<Piece>, FileReport), Fault> {
         let source = DataSource::find(self.recipe, paths, split)?;
         let reader = self.reader(&source)?;
-        let tokens = token_cache::open(&source.files, self.token_key(&source, &reader), |out, record| {
+        let key = self.token_key(&source, &reader);
+        let tokens = token_cache::open(&token_cache::places(&source.files, &key), &source.files, key, |out, record| {
             self.tokenise(&source, &reader, out, record, &mut *watch)
         })?;
-        let mut report = FileReport::new(&source, self.limit, &tokens);
-        let reply_prefix = reader.reply_prefix();
-        let pieces = self.pieces(&source.files, &tokens, &mut report)?;
-        let are_checked = (0..tokens.file.len()).map(|_| AtomicBool::new(false)).collect();
-        let (hash, encoder) = (hash_of(&tokens.record.hashes), self.encoder.clone());
-        let (format, paths) = (source.format(), source.files);
-        Ok((Arc::new(Samples { paths, hash, tokens, encoder, format, reply_prefix, are_checked }), pieces, report))
+        let reply_prefix = (source.format.reply_prefix)(self.recipe);
+        let (format, paths) = (source.format(), source.files.clone());
+        let mut report = FileReport::new(source, self.limit, &tokens);
+        let pieces = self.pieces(&tokens, &mut report)?;
+        let are_checked = (0..tokens.file.len).map(|_| AtomicBool::new(false)).collect();
+        let encoder = self.encoder.clone();
+        Ok((Arc::new(Samples { paths, tokens, encoder, format, reply_prefix, are_checked }), pieces, report))
     }
 
     pub(super) fn reader(&self, source: &DataSource) -> Result<ExampleReader<'_>, Fault> {
@@ -171,18 +168,18 @@ impl<'a> Opener<'a> {
     }
 
     /// What is run of samples, and the counts of it.
-    fn pieces(&self, paths: &[PathBuf], tokens: &Tokens, report: &mut FileReport) -> Result<Vec<Piece>, Fault> {
+    fn pieces(&self, tokens: &Tokens, report: &mut FileReport) -> Result<Vec<Piece>, Fault> {
         let file = &tokens.file;
-        let mut pieces = Vec::with_capacity(file.len());
-        for sample in 0..file.len() {
+        let mut pieces = Vec::with_capacity(file.len);
+        for sample in 0..file.len {
             let length = file.length(sample);
-            let outcome = LengthOutcome::of(self.recipe, self.limit, length, || tokens.place(paths, sample))?;
+            let outcome = LengthOutcome::of(self.recipe, self.limit, length, || tokens.place(&report.source.files, sample))?;
             pieces.extend(Piece::of(sample, &outcome, length.total));
             report.samples.add(length.total, &outcome);
         }
         if pieces.is_empty() {
             let shortest = report.samples.shortest.unwrap_or(0);
-            return Err(faults::nothing_fits(&report.path, file.len(), self.limit, shortest));
+            return Err(faults::nothing_fits(report.source.first(), file.len, self.limit, shortest));
         }
         Ok(pieces)
     }
@@ -197,7 +194,6 @@ impl<'a> Opener<'a> {
         key.to_string()
     }
 
-    /// Reads files and writes their tokens, on all cores.
     fn tokenise(
         &self,
         source: &DataSource,
@@ -206,7 +202,7 @@ impl<'a> Opener<'a> {
         mut record: TokenRecord,
         watch: Watch<'_>,
     ) -> io::Result<()> {
-        let path = source.files.first().cloned().unwrap_or_default();
+        let path = source.first();
         let indices: HashMap<&Path, usize> =
             source.files.iter().enumerate().map(|(index, path)| (path.as_path(), index)).collect();
         let mut writer = TokenWriter::new(out)?;
@@ -221,18 +217,18 @@ impl<'a> Opener<'a> {
                 }
                 Err(error) => return Err(error.into()),
             };
-            bad.good();
+            bad.read += 1;
             let file = indices.get(&*row.place.path).copied().unwrap_or(0);
             let border = tokens.border.take();
             writer.push(&tokens, &About::of(example, file, row.place.at, border))?;
             samples += 1;
             num_tokens += tokens.ids.len();
-            watch(&path, samples, num_tokens);
+            watch(path, samples, num_tokens);
             Ok::<_, io::Error>(())
         })?;
         let count = bad.count;
-        bad.finish(&path)?;
-        record.counts = RowsRead { read: samples, bad: count };
+        bad.finish(path)?;
+        (record.read, record.bad) = (samples, count);
         record.notes = self.encoder.chat.take_notes();
         record.hashes = hashes_of(&source.files)?;
         writer.finish(&record)

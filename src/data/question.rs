@@ -25,7 +25,6 @@ pub struct Question {
 /// What is asked when the reply to a question is thoughts: a text with the thoughts in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FollowUp {
-    /// What stands before the thoughts.
     pub(super) before: String,
     pub(super) after: String,
     /// Whether it is a message of the user, by the chat template.
@@ -37,9 +36,7 @@ pub struct FollowUp {
 /// What `LongBench` v2 reports samples under.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleGroups {
-    /// The word `easy` or `hard`.
     pub difficulty: String,
-    /// The word `short`, `medium` or `long`.
     pub length: String,
     pub domain: String,
 }

@@ -18,7 +18,6 @@ pub struct Splits {
     pub validation: Option<Dataset>,
     /// What `data.on_too_long = "drop"` has left out of the training file, as far as the model has positions; `None` where that is none.
     pub rest: Option<Dataset>,
-    /// What was read of each split's files, dropped and cut.
     pub files: Vec<FileReport>,
     /// Samples that are held out and have the tokens of one to train on.
     pub shared: usize,
@@ -30,7 +29,6 @@ pub struct Splits {
     pub chat_template_date: Option<TemplateDate>,
 }
 
-/// What happened when they were opened, and how many samples there are.
 impl fmt::Display for Splits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for file in &self.files {
@@ -51,7 +49,7 @@ pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>
     let (mut files, mut warnings) = (Vec::new(), Vec::new());
     let (mut origins, mut chat_template_date) = (BTreeMap::new(), date);
     let (mut train, mut validation, mut rest) = (Vec::new(), Vec::new(), Vec::new());
-    for (set, one) in opened {
+    for (set, mut one) in opened {
         let DataSet { name, weight, data, .. } = set;
         let (trained, samples) = (one.train.len(), one.train.samples());
         let copies = weight.trunc() as usize;
@@ -63,11 +61,8 @@ pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>
             "data set `{name}`: {trained} training samples × {weight} = {} an epoch, {held_out} validation samples",
             drawn.len()
         );
-        let first = files.len();
+        one.files[0].source.notes.insert(0, counts);
         files.extend(one.files);
-        if let Some(file) = files.get_mut(first) {
-            file.notes.insert(0, counts);
-        }
         warnings.extend(one.warnings.iter().map(|warning| format!("data set `{name}`: {warning}")));
         origins.extend(one.origins.into_iter().map(|(what, hash)| (format!("{what} for the data set `{name}`"), hash)));
         // A date of its own is the set's alone.

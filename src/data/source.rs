@@ -1,6 +1,6 @@
 //! The files of a split, and how they are read: as the recipe says, or as their first rows show.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::faults::RowFault;
 use super::formats::{RowFormat, detect, registered};
@@ -16,15 +16,13 @@ pub struct DataSource {
     pub(super) format: &'static RowFormat,
     /// The format and what it was told from, where the recipe does not say.
     pub told: Option<String>,
-    /// What of folders was left out.
     pub notes: Vec<String>,
     /// The recipe, with the columns that were told; the format is above.
     pub(super) rows: DataRecipe,
 }
 
 impl DataSource {
-    /// # Errors
-    /// Files are missing, or nobody says which format they have.
+    /// Fails where files are missing, or nobody says which format they have.
     pub(super) fn find(recipe: &DataRecipe, paths: &DataPaths, split: SplitName) -> Result<Self, Fault> {
         let mut notes = Vec::new();
         let files = rows::find(paths.paths(), split, &mut notes)?;
@@ -40,20 +38,24 @@ impl DataSource {
                 let other = other.filter(|other| (other.format, &other.columns) != (detected.format, &detected.columns));
                 if let Some(other) = other {
                     let place = SamplePlace { path: first.as_path().into(), at: LineOrRecord::Whole };
-                    let found = format!("{}, but {}", other.words(), detected.words());
+                    let found = format!("{}, but {}", other.words, detected.words);
                     return Err(RowFault::unknown_format(place, &found));
                 }
             }
-            let words = detected.words();
             if rows.columns.is_empty() {
                 rows.columns = detected.columns;
             }
-            (detected.format, Some(words))
+            (detected.format, Some(detected.words))
         };
         Ok(Self { files, format: registered(format)?, told, notes, rows })
     }
 
     pub fn format(&self) -> &'static DataFormat {
         &self.format.facts
+    }
+
+    /// The first file, by which messages call all of them.
+    pub(super) fn first(&self) -> &Path {
+        self.files.first().map_or(Path::new(""), PathBuf::as_path)
     }
 }

@@ -13,8 +13,7 @@ pub(super) fn split(pieces: Vec<Piece>, fraction: f64, seed: u64) -> (Vec<Piece>
     pieces.into_iter().partition(|piece| held_out.binary_search(&piece.sample).is_err())
 }
 
-/// The samples that are held out, of those that are run, in order. A positive fraction of two or more samples holds out at least one; at least
-/// one stays for training.
+/// The samples that are held out of those that are run, in order: of two or more at least one, if the fraction is positive, and never all.
 pub(super) fn held_out(samples: &[usize], fraction: f64, seed: u64) -> Vec<usize> {
     let most = samples.len().saturating_sub(1);
     let count = if fraction > 0.0 { ((samples.len() as f64 * fraction).round() as usize).clamp(most.min(1), most) } else { 0 };

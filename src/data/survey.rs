@@ -1,5 +1,4 @@
-//! A look at every row of the data files: what it says, which of its tokens are trained, what becomes of it, and whether a run would start
-//! with all of them. Nothing is kept.
+//! A look at every row of the data files: what it says, which of its tokens are trained, what becomes of it, and whether a run would start.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -22,7 +21,6 @@ use crate::units::Fault;
 #[derive(Debug)]
 pub struct Survey {
     pub source: DataSource,
-    /// Rows that are no samples.
     bad: BadRows,
     /// Samples that stop a run as too long.
     pub too_long: usize,
@@ -35,18 +33,15 @@ pub struct Survey {
     pub trained: usize,
     /// Samples by the power of two that is not below their length.
     pub lengths: Vec<usize>,
-    /// Tokens that a sample may have.
     limit: usize,
     seen: HashSet<u64>,
     /// Samples that are held out and have the tokens of one to train on.
     pub shared: usize,
-    /// What may be wrong with the samples, though all could be read.
     pub warnings: Vec<String>,
 }
 
 /// Hands over each row of a split, bad or not, whatever `data.on_bad_row` says: of all files to train on, or of the samples that are held out,
-/// which have files of their own or are drawn from those; a further split has none. `skips_errors`: also where no row can be encoded, which ends
-/// a run.
+/// from files of their own or drawn from those. `skips_errors`: also where no row can be encoded, which ends a run.
 ///
 /// # Errors
 /// Files are missing or damaged, there is no sample among the first rows, or `sink` refuses.
@@ -188,7 +183,7 @@ impl Survey {
             Err(error) => {
                 match error.payload::<RowFault>() {
                     Some(RowFault { is_too_long: true, .. }) => {
-                        self.bad.good();
+                        self.bad.read += 1;
                         self.too_long += 1;
                         self.first_too_long.get_or_insert(error);
                     }
@@ -198,7 +193,7 @@ impl Survey {
                 return Ok(());
             }
         };
-        self.bad.good();
+        self.bad.read += 1;
         self.duplicates += usize::from(!self.seen.insert(sample.fingerprint));
         self.samples.add(sample.length, &sample.outcome);
         count_length(&mut self.lengths, sample.length);
@@ -213,7 +208,6 @@ impl Survey {
         self.bad.read
     }
 
-    /// Rows that are no samples.
     pub fn bad(&self) -> usize {
         self.bad.count
     }
@@ -224,13 +218,13 @@ impl Survey {
     /// It would not start: what it would say.
     pub fn verdict(self) -> Result<Option<Fault>, Fault> {
         let (used, read, bad) = (self.samples.used(), self.bad.read, self.bad.count);
-        let path = self.source.files.first().cloned().unwrap_or_default();
-        let left_out = self.bad.finish(&path)?;
+        let path = self.source.first();
+        let left_out = self.bad.finish(path)?;
         if let Some(error) = self.first_too_long {
             return Err(error);
         }
         if used == 0 {
-            return Err(faults::nothing_fits(&path, read - bad, self.limit, self.samples.shortest.unwrap_or(0)));
+            return Err(faults::nothing_fits(path, read - bad, self.limit, self.samples.shortest.unwrap_or(0)));
         }
         Ok(left_out)
     }

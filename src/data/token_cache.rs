@@ -21,7 +21,7 @@ use crate::native::{FileMap, arrow_buffer};
 use crate::units::{Fault, abridged};
 
 /// Raised whenever files or prompts change their meaning.
-const VERSION: u32 = 9;
+const VERSION: u32 = 10;
 
 /// Files of tokens that are kept of the same data, with other tokenizers or settings; the oldest is forgotten first.
 const MAX_FILES: usize = 4;
@@ -34,22 +34,15 @@ pub(super) struct TokenRecord {
     pub(super) hashes: Vec<String>,
     /// Everything else that decides ids and targets: tokenizer, format, head.
     settings: String,
-    pub(super) counts: RowsRead,
-    /// What is worth telling of the samples.
-    pub(super) notes: ChatNotes,
-}
-
-/// Hashes data files. Whoever makes tokens does so at the end: a file that is none of data is refused at its first row, whatever its size, and
-/// the system still has at hand what was just read.
-pub(super) fn hashes_of(paths: &[PathBuf]) -> Result<Vec<String>, Fault> {
-    paths.iter().map(|path| files::hash_large_file(path)).collect()
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct RowsRead {
     pub(super) read: usize,
     /// Rows that are none, and were left out.
     pub(super) bad: usize,
+    pub(super) notes: ChatNotes,
+}
+
+/// Whoever makes tokens hashes at the end: a file that is none of data is refused at its first row, and the system has at hand what was read.
+pub(super) fn hashes_of(paths: &[PathBuf]) -> Result<Vec<String>, Fault> {
+    paths.iter().map(|path| files::hash_large_file(path)).collect()
 }
 
 pub(super) struct Tokens {
@@ -58,7 +51,6 @@ pub(super) struct Tokens {
     /// What the file is mapped by; `None` where it is in memory.
     pub(super) map: Option<Arc<FileMap>>,
     pub(super) is_cached: bool,
-    /// Why they could not be kept for the next start.
     pub(super) problem: Option<String>,
 }
 
@@ -77,18 +69,10 @@ impl Tokens {
     }
 }
 
-/// The tokens of data files that an earlier start has left, or those that `write` makes; `settings` is what decides them beside the files. `write`
-/// is given the record to finish the file with, which it completes, and is called again where a place turns out to be full. What is wrong with
-/// the data is a fault inside of its error.
+/// The tokens of data files that an earlier start has left in one of some places, or those that `write` makes; `settings` is what decides them
+/// beside the files. `write` completes the record that it is given, and is called again where a place is full. What is wrong with the data is a
+/// fault inside of its error.
 pub(super) fn open(
-    paths: &[PathBuf],
-    settings: String,
-    write: impl FnMut(&mut dyn Write, TokenRecord) -> io::Result<()>,
-) -> Result<Tokens, Fault> {
-    open_in(&places(paths, &settings), paths, settings, write)
-}
-
-fn open_in(
     places: &[PathBuf],
     paths: &[PathBuf],
     settings: String,
@@ -96,8 +80,8 @@ fn open_in(
 ) -> Result<Tokens, Fault> {
     let before: Vec<_> = paths.iter().map(|path| Stamp::of(path)).collect();
     let sizes = before.iter().map(|stamp| stamp.as_ref().map_or(0, |stamp| stamp.size)).collect();
-    let (counts, notes) = (RowsRead::default(), ChatNotes::default());
-    let record = TokenRecord { version: VERSION, sizes, hashes: Vec::new(), settings, counts, notes };
+    let (hashes, notes) = (Vec::new(), ChatNotes::default());
+    let record = TokenRecord { version: VERSION, sizes, hashes, settings, read: 0, bad: 0, notes };
     let found: Vec<Tokens> = places.iter().filter_map(|place| stored(place, &record).ok()).collect();
     if !found.is_empty() {
         // Only what there are tokens of is hashed before it is read.
@@ -132,7 +116,7 @@ fn open_in(
 }
 
 /// The places that tokens may lie in, the best first: beside the first data file, then in the user's cache folder.
-fn places(paths: &[PathBuf], settings: &str) -> Vec<PathBuf> {
+pub(super) fn places(paths: &[PathBuf], settings: &str) -> Vec<PathBuf> {
     let Some(first) = paths.first() else { return Vec::new() };
     let name = format!("{}.arrow", &files::hash_bytes(settings.as_bytes())[..16]);
     let mut beside = first.as_os_str().to_owned();
@@ -170,15 +154,14 @@ fn in_full(error: &Fault) -> String {
     format!("{error}{}", cause.unwrap_or_default())
 }
 
-/// What lies in a place, if it was made of what a record says as far as sizes and settings go. What is missing, damaged or of another version is as
-/// good as none.
+/// What lies in a place, if it was made of files of the same sizes with the same settings. What is damaged or of another version is none.
 fn stored(place: &Path, expected: &TokenRecord) -> Result<Tokens, String> {
     let tokens = read_mapped(&files::map_file(place, FileKind::Data).map_err(|error| in_full(&error))?)?;
-    let TokenRecord { version, sizes, settings, counts, .. } = &tokens.record;
+    let TokenRecord { version, sizes, settings, read, .. } = &tokens.record;
     if (*version, settings, sizes) != (VERSION, &expected.settings, &expected.sizes) {
         return Err(format!("`{}` was made of something else", place.display()));
     }
-    if counts.read != tokens.file.len() {
+    if *read != tokens.file.len {
         return Err(format!("`{}` lacks samples", place.display()));
     }
     Ok(Tokens { is_cached: true, ..tokens })
@@ -248,7 +231,7 @@ mod tests {
 
     /// Tokens of files whose bytes are the tokens; counts how often they are made.
     fn open_counted(places: &[PathBuf], paths: &[PathBuf], settings: &str, made: &mut usize) -> Result<Tokens, Fault> {
-        open_in(places, paths, settings.to_owned(), |out, mut record| {
+        open(places, paths, settings.to_owned(), |out, mut record| {
             *made += 1;
             let mut writer = TokenWriter::new(out)?;
             for (file, path) in paths.iter().enumerate() {
@@ -257,7 +240,7 @@ mod tests {
                 let about =
                     About { file, at: LineOrRecord::Line(1), references: None, groups: None, border: None, follow_up: None };
                 writer.push(&EncodedSample { ids, prompt: 0, aim, initial: None, border: None }, &about)?;
-                record.counts.read += 1;
+                record.read += 1;
             }
             record.hashes = hashes_of(paths)?;
             writer.finish(&record)
@@ -326,7 +309,7 @@ mod tests {
         open_counted(&place, &data, "s", &mut 0).unwrap();
         // A terabyte of nothing would take minutes.
         File::options().write(true).open(&data[0]).unwrap().set_len(1 << 40).unwrap();
-        let refused = open_in(&place, &data, "s".into(), |_, _| Err(faults::empty(Path::new("x")).into()));
+        let refused = open(&place, &data, "s".into(), |_, _| Err(faults::empty(Path::new("x")).into()));
         assert!(refused.is_err_and(|error| error.to_string().contains("holds no samples")));
     }
 
@@ -341,10 +324,10 @@ mod tests {
         let found = open_counted(&places, &data, "s", &mut made).unwrap();
         assert!(places[1].exists() && found.map.is_some());
         let found = open_counted(&places[..1], &data, "s", &mut made).unwrap();
-        assert!(found.problem.is_some_and(|problem| !problem.is_empty()) && found.file.len() == 1);
-        let refused = open_in(&[], &data, "s".into(), |_, _| Err(faults::empty(Path::new("x")).into()));
+        assert!(found.problem.is_some_and(|problem| !problem.is_empty()) && found.file.len == 1);
+        let refused = open(&[], &data, "s".into(), |_, _| Err(faults::empty(Path::new("x")).into()));
         assert!(refused.is_err_and(|error| error.to_string().contains("holds no samples")));
-        let changing = open_in(&[], &data, "s".into(), |out, record| {
+        let changing = open(&[], &data, "s".into(), |out, record| {
             fs::write(&data[0], "longer").unwrap();
             TokenWriter::new(out)?.finish(&record)
         });

@@ -35,11 +35,8 @@ pub(super) struct About {
     pub(super) at: LineOrRecord,
     /// The right answers as texts, where the file gives them so.
     pub(super) references: Option<Vec<String>>,
-    /// What it is reported under, where the file says.
     pub(super) groups: Option<SampleGroups>,
-    /// The end of the prompt's text that is in the first token behind the prompt.
     pub(super) border: Option<String>,
-    /// What is asked when the reply has come, where that is but thoughts.
     pub(super) follow_up: Option<FollowUp>,
 }
 
@@ -56,34 +53,21 @@ impl About {
     }
 }
 
-/// Where the columns of a file stand, in order.
-#[derive(Clone, Copy)]
-enum TokenColumn {
-    Ids,
-    /// Where runs of tokens that are targets begin and end, in turn; empty with a class.
-    Trained,
-    Class,
-    /// Leading tokens that may be cut.
-    Prompt,
-    /// Where the initial part begins and ends; empty where nobody asked.
-    Initial,
-    /// What [`About`] says, as JSON.
-    About,
-    /// A hash of the ids: tells samples apart, and finds damage.
-    Fingerprint,
-}
-
 fn schema() -> SchemaRef {
-    let list = || DataType::LargeList(Arc::new(Field::new("item", DataType::UInt32, false)));
-    let field = |name: &str, kind, is_nullable| Field::new(name, kind, is_nullable);
+    let list = || DataType::new_large_list(DataType::UInt32, true);
     Arc::new(Schema::new(vec![
-        field("ids", list(), false),
-        field("trained", list(), false),
-        field("class", DataType::UInt32, true),
-        field("prompt", DataType::UInt64, false),
-        field("initial", list(), false),
-        field("about", DataType::LargeBinary, false),
-        field("fingerprint", DataType::UInt64, false),
+        Field::new("ids", list(), false),
+        // Where runs of tokens that are targets begin and end, in turn; empty with a class.
+        Field::new("trained", list(), false),
+        Field::new("class", DataType::UInt32, true),
+        // Leading tokens that may be cut.
+        Field::new("prompt", DataType::UInt64, false),
+        // Where the initial part begins and ends; empty where nobody asked.
+        Field::new("initial", list(), false),
+        // What [`About`] says, as JSON.
+        Field::new("about", DataType::LargeBinary, false),
+        // A hash of the ids: tells samples apart, and finds damage.
+        Field::new("fingerprint", DataType::UInt64, false),
     ]))
 }
 
@@ -99,10 +83,6 @@ pub(super) fn fingerprint(ids: &[u32]) -> u64 {
     let mut first = [0; 8];
     first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
     u64::from_le_bytes(first)
-}
-
-fn list_builder() -> LargeListBuilder<UInt32Builder> {
-    LargeListBuilder::new(UInt32Builder::new()).with_field(Field::new("item", DataType::UInt32, false))
 }
 
 fn push_list(lists: &mut LargeListBuilder<UInt32Builder>, values: &[u32]) {
@@ -125,9 +105,9 @@ impl<W: Write> TokenWriter<W> {
     pub(super) fn new(out: W) -> io::Result<Self> {
         Ok(Self {
             file: FileWriter::try_new(out, &schema()).map_err(into_io)?,
-            ids: list_builder(),
-            trained: list_builder(),
-            initial: list_builder(),
+            ids: LargeListBuilder::default(),
+            trained: LargeListBuilder::default(),
+            initial: LargeListBuilder::default(),
             classes: UInt32Builder::new(),
             prompts: UInt64Builder::new(),
             about: LargeBinaryBuilder::new(),
@@ -197,14 +177,12 @@ fn into_io(error: ArrowError) -> io::Error {
 
 pub(super) struct TokenFile {
     batches: Vec<RecordBatch>,
-    /// The first sample of each batch.
     firsts: Vec<usize>,
-    len: usize,
+    pub(super) len: usize,
 }
 
 impl TokenFile {
-    /// Reads the footer of a file and checks the shape of all that is in it, but for the tokens, which wait; returns what `finish` was
-    /// given beside it.
+    /// Reads the footer of a file and checks the shape of all in it but the tokens, which wait; beside it what `finish` was given.
     pub(super) fn read<R: for<'de> Deserialize<'de>>(buffer: &Buffer) -> Result<(Self, R), String> {
         let (batches, record) = guarded(|| read_batches(buffer))?;
         let record = serde_json::from_str(&record).map_err(|error| error.to_string())?;
@@ -221,41 +199,32 @@ impl TokenFile {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     pub(super) fn ids(&self, sample: usize) -> &[u32] {
-        self.list(sample, TokenColumn::Ids)
+        self.list(sample, "ids")
     }
 
     pub(super) fn length(&self, sample: usize) -> Length {
         let (batch, row) = self.place(sample);
-        let prompt = batch.column(TokenColumn::Prompt as usize).as_primitive::<UInt64Type>().value(row);
-        Length { total: self.ids(sample).len(), prompt: prompt as usize, is_plain_text: self.is_plain_text(sample) }
+        let (prompt, total) = (batch["prompt"].as_primitive::<UInt64Type>().value(row), self.ids(sample).len());
+        // All are targets, but perhaps the first, which nothing predicts.
+        let is_plain_text = matches!(self.list(sample, "trained"), [0 | 1, end] if *end as usize == total);
+        Length { total, prompt: prompt as usize, is_plain_text }
     }
 
     pub(super) fn class(&self, sample: usize) -> Option<usize> {
         let (batch, row) = self.place(sample);
-        let classes = batch.column(TokenColumn::Class as usize).as_primitive::<UInt32Type>();
+        let classes = batch["class"].as_primitive::<UInt32Type>();
         classes.is_valid(row).then(|| classes.value(row) as usize)
     }
 
     pub(super) fn fingerprint(&self, sample: usize) -> u64 {
         let (batch, row) = self.place(sample);
-        batch.column(TokenColumn::Fingerprint as usize).as_primitive::<UInt64Type>().value(row)
+        batch["fingerprint"].as_primitive::<UInt64Type>().value(row)
     }
 
     pub(super) fn about(&self, sample: usize) -> Result<About, String> {
         let (batch, row) = self.place(sample);
-        let about = batch.column(TokenColumn::About as usize).as_binary::<i64>().value(row);
-        serde_json::from_slice(about).map_err(|error| error.to_string())
-    }
-
-    /// Whether all tokens of a sample are targets, but perhaps the first, which nothing predicts.
-    fn is_plain_text(&self, sample: usize) -> bool {
-        let len = self.ids(sample).len() as u32;
-        matches!(self.list(sample, TokenColumn::Trained), [0 | 1, end] if *end == len)
+        serde_json::from_slice(batch["about"].as_binary::<i64>().value(row)).map_err(|error| error.to_string())
     }
 
     /// A part of a sample, as it was encoded; what lies outside the part counts nowhere.
@@ -266,12 +235,12 @@ impl TokenFile {
             Aim::Class(class)
         } else {
             let mut is_trained = vec![false; part.len()];
-            for run in self.list(sample, TokenColumn::Trained).chunks_exact(2) {
+            for run in self.list(sample, "trained").chunks_exact(2) {
                 is_trained[within(run[0])..within(run[1])].fill(true);
             }
             Aim::Tokens(is_trained)
         };
-        let initial = match self.list(sample, TokenColumn::Initial) {
+        let initial = match self.list(sample, "initial") {
             [start, end] => Some(within(*start)..within(*end)),
             _ => None,
         };
@@ -284,9 +253,9 @@ impl TokenFile {
         (&self.batches[batch], sample - self.firsts[batch])
     }
 
-    fn list(&self, sample: usize, column: TokenColumn) -> &[u32] {
+    fn list(&self, sample: usize, column: &str) -> &[u32] {
         let (batch, row) = self.place(sample);
-        let lists = batch.column(column as usize).as_list::<i64>();
+        let lists = batch[column].as_list::<i64>();
         let (start, end) = (lists.value_offsets()[row] as usize, lists.value_offsets()[row + 1] as usize);
         &lists.values().as_primitive::<UInt32Type>().values()[start..end]
     }
@@ -294,7 +263,7 @@ impl TokenFile {
     /// Whether a sample can be used without a further look at its numbers.
     fn is_sound(&self, sample: usize) -> bool {
         let Length { total, prompt, .. } = self.length(sample);
-        let (trained, initial) = (self.list(sample, TokenColumn::Trained), self.list(sample, TokenColumn::Initial));
+        let (trained, initial) = (self.list(sample, "trained"), self.list(sample, "initial"));
         let is_within = |ends: &[u32]| {
             ends.len().is_multiple_of(2) && ends.is_sorted() && ends.last().is_none_or(|&end| end as usize <= total)
         };
@@ -373,7 +342,7 @@ mod tests {
         fn what_is_read_is_what_was_written(samples in prop::collection::vec(sample(), 0..12), part in any::<[u8; 2]>()) {
             let bytes = written(&samples);
             let (file, record) = TokenFile::read::<String>(&Buffer::from_vec(bytes.clone())).unwrap();
-            prop_assert_eq!((file.len(), record.as_str()), (samples.len(), "a record"));
+            prop_assert_eq!((file.len, record.as_str()), (samples.len(), "a record"));
             for (index, sample) in samples.iter().enumerate() {
                 let len = sample.ids.len();
                 prop_assert_eq!(&file.part(index, 0..len), sample);
@@ -398,7 +367,7 @@ mod tests {
             let place = usize::from(at) % bytes.len();
             bytes[place] ^= bits;
             if let Ok((file, _)) = TokenFile::read::<String>(&Buffer::from_vec(bytes)) {
-                for sample in 0..file.len() {
+                for sample in 0..file.len {
                     drop(file.part(sample, 0..file.ids(sample).len()));
                     let _ = (file.about(sample), file.length(sample));
                 }

@@ -1,6 +1,5 @@
 //! A model's own tokenizer: text to token ids, and which id ends a sequence.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -16,7 +15,7 @@ use crate::units::{Fault, abridged};
 pub(super) type Offsets = Vec<(usize, usize)>;
 
 /// The `tokenizer.json` of a model directory, or what a GGUF file has in its place. Cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Tokenizer {
     encoder: Arc<tokenizers::Tokenizer>,
     without_post_processor: Arc<OnceLock<tokenizers::Tokenizer>>,
@@ -24,7 +23,7 @@ pub struct Tokenizer {
     path: PathBuf,
     hash: String,
     /// What ends a sequence: the first is written, the others may be said.
-    ends: Vec<u32>,
+    pub(super) ends: Vec<u32>,
     /// The one token that the post-processor puts before a text.
     bos: Option<u32>,
     /// Special tokens which the post-processor puts behind a text (some tokenizers end every text with EOS).
@@ -34,8 +33,7 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Loads `tokenizer.json` from a model directory, and the EOS id from the files beside it; or both from a GGUF file.
     ///
-    /// The first of these that names one counts: `generation_config.json`, `config.json` (an id, or a list whose first
-    /// counts), `tokenizer_config.json` (a token).
+    /// The first of these that names one counts: `generation_config.json`, `config.json` (ids), `tokenizer_config.json` (a token).
     pub fn load(dir: &Path) -> Result<Self, Fault> {
         let path = dir.join("tokenizer.json");
         let bytes = match read_of_model(dir, "tokenizer.json", FileKind::Tokenizer)? {
@@ -46,7 +44,13 @@ impl Tokenizer {
         check_size(&bytes).map_err(fail)?;
         let limits = WorkLimits::of("tokenizer", &path, 32, 0.3);
         let mut encoder = limits.guarded(bytes.len(), || tokenizers::Tokenizer::from_bytes(&bytes)).map_err(fail)?;
-        refuse_dropout(&encoder).map_err(fail)?;
+        // One that leaves merges out by chance gives other tokens each time.
+        if let tokenizers::ModelWrapper::BPE(model) = encoder.get_model()
+            && let Some(dropout) = model.dropout.filter(|dropout| *dropout != 0.0)
+        {
+            let message = format!("`model.dropout` is {dropout}, expected none: the same text must give the same tokens");
+            return Err(fail(message));
+        }
         // What a file carries over from its last use would shorten or pad samples without a word.
         guarded(|| encoder.with_truncation(None).map(|_| ())).map_err(fail)?;
         encoder.with_padding(None);
@@ -107,7 +111,6 @@ impl Tokenizer {
         Ok((encoding.get_ids().to_vec(), encoding.get_offsets().to_vec()))
     }
 
-    /// The text of `ids`; special tokens are left out.
     pub fn decode(&self, ids: &[u32]) -> Result<String, Fault> {
         self.bounded(ids, true)
     }
@@ -144,15 +147,11 @@ impl Tokenizer {
     }
 
     pub fn eos(&self) -> Result<u32, Fault> {
-        self.ends().first().copied().ok_or_else(|| {
+        self.ends.first().copied().ok_or_else(|| {
             let (files, dir) = ("generation_config.json or config.json", abridged(self.dir().display()));
             let message = format!("no `eos_token_id` in {files} and no known `eos_token` in tokenizer_config.json of `{dir}`");
             Fault::data(message, "add `\"eos_token_id\": N` to the model's generation_config.json")
         })
-    }
-
-    pub(super) fn ends(&self) -> &[u32] {
-        &self.ends
     }
 
     /// Bytes of the longest entry of the vocabulary. An entry is written with at least as many bytes as it stands for.
@@ -186,12 +185,6 @@ impl Tokenizer {
     }
 }
 
-impl fmt::Debug for Tokenizer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokenizer").field("path", &self.path).field("ends", &self.ends).finish_non_exhaustive()
-    }
-}
-
 /// The bytes that an entry of a vocabulary stands for: one as `<0xE2>`, or each as a character of GPT-2's alphabet, where those that can't be
 /// printed follow each other from 256 on.
 fn bytes_of(entry: &str) -> Option<Vec<u8>> {
@@ -206,16 +199,6 @@ fn bytes_of(entry: &str) -> Option<Vec<u8>> {
         _ => None,
     };
     entry.chars().map(byte).collect()
-}
-
-/// A tokenizer that leaves merges out by chance gives other tokens each time.
-fn refuse_dropout(encoder: &tokenizers::Tokenizer) -> Result<(), String> {
-    if let tokenizers::ModelWrapper::BPE(model) = encoder.get_model()
-        && let Some(dropout) = model.dropout.filter(|dropout| *dropout != 0.0)
-    {
-        return Err(format!("`model.dropout` is {dropout}, expected none: the same text must give the same tokens"));
-    }
-    Ok(())
 }
 
 /// Compares a text with and without special tokens: `[bos] + text + [eos]` against `text` has one before it and leaves one behind it.

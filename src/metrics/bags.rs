@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use regex::{Captures, Regex};
 
-use super::python::{harmonic, is_space, join, one_if, split, strip};
+use super::python::{harmonic, is_space, one_if, split, strip};
 
 /// The longest runs of what `\b` takes for a word in Python; marks do not belong to one there, as they do in Rust.
 static WORDS: LazyLock<Regex> = LazyLock::new(|| compiled(r"[\p{L}\p{N}_]+"));
@@ -28,7 +28,7 @@ pub fn normalize(text: &str) -> String {
         "a" | "an" | "the" => " ".to_owned(),
         other => other.to_owned(),
     });
-    join(split(&without), " ")
+    split(&without).collect::<Vec<_>>().join(" ")
 }
 
 /// The characters of `normalize_zh_answer`: lower case, without punctuation and white space.

@@ -16,8 +16,7 @@ pub(super) fn kv_retrieval(prediction: &str, references: &[String]) -> f64 {
     one_if(references.first().is_some_and(|label| split(&text).any(|word| word == label)))
 }
 
-/// `longbook_choice_eng`: the first letter, the whole text, what follows a cue, or the first word that is a letter; references are the
-/// letter and the text of the choice.
+/// `longbook_choice_eng`: the first letter, the whole text, what follows a cue, or the first word that is a letter, is a reference.
 pub(super) fn choice(prediction: &str, references: &[String]) -> f64 {
     let text = strip(prediction);
     let is_label = |text: &str| references.iter().any(|label| label == text);

@@ -8,7 +8,7 @@ use regex::Regex;
 use super::bags::{compiled, share};
 use super::difflib::ratio;
 use super::lcs::lcs_indices;
-use super::python::{join, one_if, split};
+use super::python::{one_if, split};
 
 static NUMBER: LazyLock<Regex> = LazyLock::new(|| compiled(r"\d+"));
 static PARAGRAPH: LazyLock<Regex> = LazyLock::new(|| compiled(r"Paragraph (\d+)"));
@@ -31,7 +31,7 @@ pub(super) fn rouge_l(prediction: &str, reference: &str) -> f64 {
 /// The words of each sentence; a sentence of white space has one, which is empty.
 fn sentences(text: &str) -> Vec<Vec<String>> {
     let sentences = text.split('.').filter(|sentence| !sentence.is_empty());
-    sentences.map(|sentence| join(split(sentence), " ").split(' ').map(str::to_owned).collect()).collect()
+    sentences.map(|sentence| split(sentence).collect::<Vec<_>>().join(" ").split(' ').map(str::to_owned).collect()).collect()
 }
 
 /// The share of the prediction's numbers that are the reference.

@@ -12,44 +12,27 @@ use super::ranking::{Ranking, parse_ranking};
 use super::rouge::RougeMeasure;
 use super::{bags, infinitebench, longbench_v1, longbench_v2, python, ruler};
 
-/// What says how good a prediction is: a number from 0 to 1, of the best reference unless it says otherwise.
+/// What says how good a prediction is: a number from 0 to 1, of the best reference unless it says otherwise. What each one counts, and which
+/// benchmark it is of, says the function that [`Metric::score`] calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// Both are equal after normalisation (HELMET).
     ExactMatch,
-    /// A normalised reference is part of the normalised prediction (HELMET).
     Substring,
-    /// F1 of words, where yes and no must be equal (HELMET).
     F1,
-    /// F1 of words (`LongBench` v1, `InfiniteBench`).
     QaF1,
-    /// F1 of characters (`InfiniteBench`, Chinese).
     QaF1Zh,
-    /// ROUGE of `rouge_score` (HELMET: stemmed).
     Rouge(RougeMeasure),
-    /// The share of the references that occur (RULER).
     RulerAll,
-    /// Whether any reference occurs (RULER, qa).
     RulerPart,
-    /// The share of the references that occur, control characters being what they are (HELMET).
     RulerRecall,
-    /// ROUGE-L of the package `rouge` (`LongBench` v1).
     LongBenchRougeL,
-    /// The share of the prediction's numbers that are right (`LongBench` v1).
     Count,
-    /// The share of the prediction's numbers that are the right paragraph (`LongBench` v1).
     Retrieval,
-    /// How similar the first line of code and the first reference are (`LongBench` v1).
     CodeSimilarity,
-    /// The choice of the reply is right (`LongBench` v2).
     LongBenchV2,
-    /// The first reference is a word of the prediction (`InfiniteBench`).
     KvRetrieval,
-    /// The first number is the first reference (`InfiniteBench`).
     FirstNumber,
-    /// The choice is one of the references (`InfiniteBench`).
     Choice,
-    /// NDCG of the first ten of a ranking, beside labels by id as JSON (HELMET, rerank).
     Ndcg10,
 }
 

@@ -3,90 +3,57 @@
 //! M. Porter, "An algorithm for suffix stripping", Program 14.3 (1980). The extensions: a list of irregular words, `ies` and `ied` of words
 //! of four letters, `y` after a consonant, `alli`, `bli`, `fulli` and `logi`, and short stems that keep their `e`.
 
-/// A suffix, what takes its place, and what must hold for the stem before it.
-type SuffixRule = (&'static str, &'static str, fn(&str) -> bool);
+/// Suffixes, and what takes their place.
+type SuffixRules = [(&'static str, &'static str)];
 
-const IRREGULAR: [(&str, &str); 16] = [
-    ("sky", "sky"),
-    ("skies", "sky"),
-    ("dying", "die"),
-    ("lying", "lie"),
-    ("tying", "tie"),
-    ("news", "news"),
-    ("innings", "inning"),
-    ("inning", "inning"),
-    ("outings", "outing"),
-    ("outing", "outing"),
-    ("cannings", "canning"),
-    ("canning", "canning"),
-    ("howe", "howe"),
-    ("proceed", "proceed"),
-    ("exceed", "exceed"),
-    ("succeed", "succeed"),
+const STEP_2: &SuffixRules = &[
+    ("ational", "ate"),
+    ("tional", "tion"),
+    ("enci", "ence"),
+    ("anci", "ance"),
+    ("izer", "ize"),
+    ("bli", "ble"),
+    ("alli", "al"),
+    ("entli", "ent"),
+    ("eli", "e"),
+    ("ousli", "ous"),
+    ("ization", "ize"),
+    ("ation", "ate"),
+    ("ator", "ate"),
+    ("alism", "al"),
+    ("iveness", "ive"),
+    ("fulness", "ful"),
+    ("ousness", "ous"),
+    ("aliti", "al"),
+    ("iviti", "ive"),
+    ("biliti", "ble"),
+    ("fulli", "ful"),
 ];
 
-const STEP_2: [SuffixRule; 22] = [
-    ("ational", "ate", is_long),
-    ("tional", "tion", is_long),
-    ("enci", "ence", is_long),
-    ("anci", "ance", is_long),
-    ("izer", "ize", is_long),
-    ("bli", "ble", is_long),
-    ("alli", "al", is_long),
-    ("entli", "ent", is_long),
-    ("eli", "e", is_long),
-    ("ousli", "ous", is_long),
-    ("ization", "ize", is_long),
-    ("ation", "ate", is_long),
-    ("ator", "ate", is_long),
-    ("alism", "al", is_long),
-    ("iveness", "ive", is_long),
-    ("fulness", "ful", is_long),
-    ("ousness", "ous", is_long),
-    ("aliti", "al", is_long),
-    ("iviti", "ive", is_long),
-    ("biliti", "ble", is_long),
-    ("fulli", "ful", is_long),
-    // The `l` counts for the stem, so that `geologi` is long enough.
-    ("logi", "log", |stem| measure(&format!("{stem}l")) > 0),
+const STEP_3: &SuffixRules =
+    &[("icate", "ic"), ("ative", ""), ("alize", "al"), ("iciti", "ic"), ("ical", "ic"), ("ful", ""), ("ness", "")];
+
+const STEP_4: [&str; 19] = [
+    "al", "ance", "ence", "er", "ic", "able", "ible", "ant", "ement", "ment", "ent", "ion", "ou", "ism", "ate", "iti", "ous",
+    "ive", "ize",
 ];
 
-const STEP_3: [SuffixRule; 7] = [
-    ("icate", "ic", is_long),
-    ("ative", "", is_long),
-    ("alize", "al", is_long),
-    ("iciti", "ic", is_long),
-    ("ical", "ic", is_long),
-    ("ful", "", is_long),
-    ("ness", "", is_long),
-];
-
-const STEP_4: [SuffixRule; 19] = [
-    ("al", "", is_longer),
-    ("ance", "", is_longer),
-    ("ence", "", is_longer),
-    ("er", "", is_longer),
-    ("ic", "", is_longer),
-    ("able", "", is_longer),
-    ("ible", "", is_longer),
-    ("ant", "", is_longer),
-    ("ement", "", is_longer),
-    ("ment", "", is_longer),
-    ("ent", "", is_longer),
-    ("ion", "", |stem| is_longer(stem) && stem.ends_with(['s', 't'])),
-    ("ou", "", is_longer),
-    ("ism", "", is_longer),
-    ("ate", "", is_longer),
-    ("iti", "", is_longer),
-    ("ous", "", is_longer),
-    ("ive", "", is_longer),
-    ("ize", "", is_longer),
-];
+fn irregular(word: &str) -> Option<&str> {
+    match word {
+        "skies" => Some("sky"),
+        "dying" => Some("die"),
+        "lying" => Some("lie"),
+        "tying" => Some("tie"),
+        "innings" | "outings" | "cannings" => word.strip_suffix('s'),
+        "sky" | "news" | "inning" | "outing" | "canning" | "howe" | "proceed" | "exceed" | "succeed" => Some(word),
+        _ => None,
+    }
+}
 
 /// The stem of a word in lower case; what is not made of ASCII's letters and digits stays as it is.
 pub fn stem(word: &str) -> String {
-    if let Some((_, stem)) = IRREGULAR.iter().find(|(irregular, _)| *irregular == word) {
-        return (*stem).to_owned();
+    if let Some(stem) = irregular(word) {
+        return stem.to_owned();
     }
     if word.len() <= 2 || !word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
         return word.to_owned();
@@ -95,7 +62,8 @@ pub fn stem(word: &str) -> String {
     if let Some(stem) = word.strip_suffix('y').filter(|stem| stem.len() > 1 && ends_in_consonant(stem)) {
         word = format!("{stem}i");
     }
-    word = apply(&apply(&step_2(&word), &STEP_3), &STEP_4);
+    let word = apply(&step_2(&word), STEP_3);
+    let mut word = step_4(&word).to_owned();
     if let Some(stem) = word.strip_suffix('e')
         && (is_longer(stem) || measure(stem) == 1 && !ends_short(stem))
     {
@@ -107,11 +75,11 @@ pub fn stem(word: &str) -> String {
     word
 }
 
-/// The first rule whose suffix the word has decides, whether its condition holds or not.
-fn apply(word: &str, rules: &[SuffixRule]) -> String {
-    let found = rules.iter().find_map(|(suffix, instead, holds)| Some((word.strip_suffix(suffix)?, instead, holds)));
+/// The first rule whose suffix the word has decides, whether the stem before it is long or not.
+fn apply(word: &str, rules: &SuffixRules) -> String {
+    let found = rules.iter().find_map(|(suffix, instead)| Some((word.strip_suffix(suffix)?, instead)));
     match found {
-        Some((stem, instead, holds)) if holds(stem) => format!("{stem}{instead}"),
+        Some((stem, instead)) if is_long(stem) => format!("{stem}{instead}"),
         _ => word.to_owned(),
     }
 }
@@ -154,9 +122,23 @@ fn step_1b(word: &str) -> String {
 
 /// Double suffixes. What `alli` leaves may have another one.
 fn step_2(word: &str) -> String {
+    if word.ends_with("logi") {
+        // The `l` counts for the stem, so that `geologi` is long enough.
+        return apply(word, &[("ogi", "og")]);
+    }
     match word.strip_suffix("alli").filter(|stem| is_long(stem)) {
         Some(stem) => step_2(&format!("{stem}al")),
-        None => apply(word, &STEP_2),
+        None => apply(word, STEP_2),
+    }
+}
+
+/// Here, too, the first suffix decides.
+fn step_4(word: &str) -> &str {
+    let found = STEP_4.iter().find_map(|suffix| Some((word.strip_suffix(suffix)?, *suffix)));
+    match found {
+        Some((stem, "ion")) if !stem.ends_with(['s', 't']) => word,
+        Some((stem, _)) if is_longer(stem) => stem,
+        _ => word,
     }
 }
 

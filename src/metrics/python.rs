@@ -15,12 +15,6 @@ pub(super) fn split(text: &str) -> impl Iterator<Item = &str> {
     text.split(is_space).filter(|word| !word.is_empty())
 }
 
-/// Python's `sep.join(parts)` of an iterator.
-pub(super) fn join<'a>(parts: impl Iterator<Item = &'a str>, separator: &str) -> String {
-    parts.collect::<Vec<_>>().join(separator)
-}
-
-/// 1 for true, 0 for false.
 pub(super) fn one_if(is: bool) -> f64 {
     f64::from(u8::from(is))
 }

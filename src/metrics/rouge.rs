@@ -17,7 +17,6 @@ pub enum RougeKind {
     LSum,
 }
 
-/// Which figure of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RougeFigure {
     F1,
@@ -43,7 +42,11 @@ impl RougeMeasure {
     }
 
     pub(super) fn score(self, prediction: &str, reference: &str) -> f64 {
-        let words = |text: &str| tokenize(text, self.stemmed);
+        let words = |text: &str| -> Vec<String> {
+            let text = text.to_lowercase();
+            let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+            words.map(|word| if self.stemmed && word.len() > 3 { stem(word) } else { word.to_owned() }).collect()
+        };
         let [hits, predicted, expected] = match self.kind {
             RougeKind::One => of_ngrams(&words(prediction), &words(reference), 1),
             RougeKind::Two => of_ngrams(&words(prediction), &words(reference), 2),
@@ -83,20 +86,13 @@ impl fmt::Display for RougeMeasure {
     }
 }
 
-fn tokenize(text: &str, stemmed: bool) -> Vec<String> {
-    let text = text.to_lowercase();
-    let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-    words.map(|word| if stemmed && word.len() > 3 { stem(word) } else { word.to_owned() }).collect()
-}
-
 /// Common n-grams, and those of either side.
 fn of_ngrams(prediction: &[String], reference: &[String], n: usize) -> [usize; 3] {
     let [prediction, reference] = [prediction, reference].map(|words| words.windows(n).collect::<Vec<_>>());
     [common(&bag(&prediction), &bag(&reference)), prediction.len(), reference.len()]
 }
 
-/// Words of the reference's lines that are in the longest common subsequence with any line of the prediction, each as often as both
-/// texts have it; and the words of either side.
+/// Words of the reference that are in a line's longest common subsequence with one of the prediction, as often as both have them; and all words.
 fn of_lines(prediction: &[Vec<String>], reference: &[Vec<String>]) -> [usize; 3] {
     let [all_predicted, all_expected] = [prediction, reference].map(|lines| lines.iter().flatten().collect::<Vec<_>>());
     let mut left = [bag(&all_predicted), bag(&all_expected)];

@@ -7,8 +7,7 @@ use std::ops::Range;
 
 use serde_json::Value as Json;
 
-use super::conversation::{Conversation, role};
-use super::markers::Markers;
+use super::conversation::{Conversation, is_assistant};
 use super::template::{ChatTemplate, TemplateFault};
 use crate::metrics::is_space;
 use crate::units::Fault;
@@ -31,11 +30,9 @@ pub(super) struct Boundaries<'a> {
 }
 
 impl Boundaries<'_> {
-    /// In bytes, what the message `index` says: of the assistant what the model itself writes, which is what follows the generation
-    /// prompt; of others with their header.
+    /// In bytes, what the message `index` says: of the assistant what follows the generation prompt, of others with their header.
     pub(super) fn said(&self, index: usize) -> Result<Range<usize>, Fault> {
-        let has_prompt = role(&self.conversation.messages[index]) == "assistant";
-        self.behind(index, self.rendered(index, has_prompt)?)
+        self.behind(index, self.rendered(index, is_assistant(&self.conversation.messages[index]))?)
     }
 
     /// In bytes, the message `index` with its header.
@@ -47,8 +44,7 @@ impl Boundaries<'_> {
 
     /// The end of the prompt that the first `count` messages are, with the generation prompt where the assistant is next.
     pub(super) fn prompt(&self, count: usize) -> Result<usize, Fault> {
-        let messages = &self.conversation.messages;
-        let is_next = messages.get(count).is_some_and(|message| role(message) == "assistant");
+        let is_next = self.conversation.messages.get(count).is_some_and(is_assistant);
         let prompt = self.rendered(count, is_next)?.ok_or_else(|| self.refuse(count, "the prompt before it does not render"))?;
         if self.text.starts_with(&prompt) {
             Ok(prompt.len())
@@ -85,13 +81,11 @@ impl Boundaries<'_> {
         self.template.fault(format!("message {index} (from 0): {why}"))
     }
 
-    /// In bytes, what of the answer `index` stands in the text as the model writes it; `None` where nobody can say.
-    ///
-    /// It begins where the generation prompt ends. The beginning may be missing, which is thoughts; an end of turn that the model would not
-    /// write there is none of it.
+    /// In bytes, what of the answer `index` stands in the text as the model writes it behind the generation prompt; `None` where nobody can say.
+    /// Thoughts may be missing; an end of turn that the model would not write there is none of it.
     pub(super) fn rewritten(&self, index: usize, tokens: TokensOf<'_>) -> Result<Option<Range<usize>>, Fault> {
         let message = &self.conversation.messages[index];
-        if role(message) != "assistant" {
+        if !is_assistant(message) {
             return Ok(None);
         }
         let Some((own, at)) = self.answer(index)? else { return Ok(None) };
@@ -116,8 +110,7 @@ impl Boundaries<'_> {
         Ok(None)
     }
 
-    /// The answer `index` as the model would write it, where it is the last message and without the generation prompt; and where the text of
-    /// all has it.
+    /// The answer `index` as the model would write it as the last message, without the generation prompt; and where the text of all has it.
     fn answer(&self, index: usize) -> Result<Option<(String, usize)>, Fault> {
         let (Some(prompt), Some(with)) = (self.rendered(index, true)?, self.rendered(index + 1, false)?) else { return Ok(None) };
         if let Some(answer) = behind(&prompt, &with, self.text) {
@@ -125,8 +118,7 @@ impl Boundaries<'_> {
         }
         // What comes long before it may be written otherwise, too. What counts is what follows the message before.
         let Some(before) = index.checked_sub(1) else { return Ok(None) };
-        let markers =
-            Markers::absent_from(&|marker| self.template.source().contains(marker) || self.conversation.contains(marker));
+        let markers = self.template.free_markers(self.conversation);
         let mut conversation = self.conversation.clone();
         let Some(Json::String(content)) = conversation.messages[before].get_mut("content") else { return Ok(None) };
         let end = content.trim_end_matches(is_space).len();
@@ -149,14 +141,13 @@ impl Boundaries<'_> {
     }
 }
 
-/// The first `count` messages; `None` where the template refuses them.
 fn rendered(
     template: &ChatTemplate,
     conversation: &Conversation,
     count: usize,
     has_prompt: bool,
 ) -> Result<Option<String>, Fault> {
-    match template.render_messages(conversation, &conversation.messages[..count], has_prompt) {
+    match template.render_messages(conversation, &conversation.messages[..count], has_prompt, None) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.payload::<TemplateFault>().is_some() => Ok(None),
         Err(error) => Err(error),
@@ -171,8 +162,7 @@ fn behind(prompt: &str, with: &str, text: &str) -> Option<(String, usize)> {
     Some((with[same.len()..].to_owned(), same.len()))
 }
 
-/// Whether a text has what the message says: its answer, but for its thoughts, and the names of its calls. Beside calls some templates take
-/// what is said for a thought.
+/// Whether a text has a message's answer without thoughts, and the names of its calls, beside which some templates take what is said for a thought.
 fn says(text: &str, message: &Json) -> bool {
     let calls = message.get("tool_calls").and_then(Json::as_array).map_or(&[][..], Vec::as_slice);
     let name = |call: &Json| call.get("function").unwrap_or(call).get("name").and_then(Json::as_str).map(str::to_owned);

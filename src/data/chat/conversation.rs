@@ -74,7 +74,7 @@ impl Conversation {
     }
 
     pub(super) fn contains(&self, wanted: char) -> bool {
-        self.values().any(|value| occurs(value, wanted))
+        self.values().any(|value| value.to_string().contains(wanted))
     }
 }
 
@@ -82,8 +82,8 @@ pub fn message(role: &str, content: &str) -> Json {
     json!({ "role": role, "content": content })
 }
 
-pub(super) fn role(message: &Json) -> &str {
-    message.get("role").and_then(Json::as_str).unwrap_or_default()
+pub(super) fn is_assistant(message: &Json) -> bool {
+    message.get("role").and_then(Json::as_str) == Some("assistant")
 }
 
 /// Tools as a list, or as the JSON text of one; no tools are none.
@@ -101,8 +101,7 @@ pub fn tools_of(tools: Json) -> Result<Option<Json>, String> {
     }
 }
 
-/// Gives a message's thoughts the names that templates read, in the order of Transformers since 5.24: `thinking` first, which may have a
-/// value of its own, and `reasoning_content`.
+/// Names a message's thoughts as Transformers does since 5.24: `thinking` first, which may have a value of its own, and `reasoning_content`.
 fn name_thoughts(message: &mut Json) {
     let Some(fields) = message.as_object_mut() else { return };
     let names = ["reasoning_content", "thinking", "reasoning"];
@@ -114,27 +113,14 @@ fn name_thoughts(message: &mut Json) {
     fields.insert("reasoning_content".to_owned(), thoughts);
 }
 
-fn occurs(value: &Json, wanted: char) -> bool {
-    match value {
-        Json::String(text) => text.contains(wanted),
-        Json::Array(items) => items.iter().any(|item| occurs(item, wanted)),
-        Json::Object(fields) => fields.iter().any(|(name, value)| name.contains(wanted) || occurs(value, wanted)),
-        _ => false,
-    }
-}
-
 fn check_message(message: &Json) -> Result<(), String> {
     let fields =
         message.as_object().ok_or_else(|| format!("an object with `role` and `content` is expected, found {}", kind(message)))?;
     match fields.get("role") {
-        Some(Json::String(role)) if !role.is_empty() => {}
-        Some(other) => {
-            return Err(format!(
-                "`role` must be a text, found {}",
-                if other.is_string() { "nothing in it" } else { kind(other) }
-            ));
-        }
         None => return Err("`role` is missing".to_owned()),
+        Some(Json::String(role)) if role.is_empty() => return Err("`role` must be a text, found nothing in it".to_owned()),
+        Some(Json::String(_)) => {}
+        Some(other) => return Err(format!("`role` must be a text, found {}", kind(other))),
     }
     match fields.get("content") {
         None if fields.keys().all(|name| name == "role" || name == "name") => Err("`content` is missing".to_owned()),
@@ -150,8 +136,7 @@ fn check_message(message: &Json) -> Result<(), String> {
     }
 }
 
-/// `"arguments": "{\"x\": 1}"` is an object in a text, as `OpenAI`'s protocol has it; an empty text is that of no arguments. The texts by
-/// the number of their call.
+/// Reads arguments that are an object in a text, as `OpenAI`'s protocol has it; an empty text is none. The texts by the number of their call.
 fn parse_arguments(message: &mut Json) -> Result<Vec<(usize, String)>, String> {
     let mut texts = Vec::new();
     let calls = message.get_mut("tool_calls").and_then(Json::as_array_mut).into_iter().flatten();

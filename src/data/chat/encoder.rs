@@ -25,7 +25,6 @@ use crate::units::{Fault, abridged, quoted};
 pub(in crate::data) struct ChatEncoder {
     /// What decides, with the date where a template prints one.
     pub(in crate::data) recipe: ChatRecipe,
-    /// The templates, or why there are none.
     templates: Arc<Result<ChatTemplates, NoTemplates>>,
     notes: Arc<Mutex<ChatNotes>>,
 }
@@ -39,20 +38,16 @@ struct NoTemplates {
 
 impl ChatEncoder {
     /// For a recipe, with the templates of the tokenizer's folder. A template that is missing, or broken, matters where there are
-    /// conversations. One that prints the date is told that of today, unless the recipe has another.
-    pub(in crate::data) fn new(recipe: &DataRecipe, tokenizer: Option<&Tokenizer>) -> Self {
-        Self::at(recipe, tokenizer, chrono::Local::now().naive_local())
-    }
-
-    fn at(recipe: &DataRecipe, tokenizer: Option<&Tokenizer>, now: NaiveDateTime) -> Self {
+    /// conversations. One that prints the date is told that of `now`, unless the recipe has another.
+    pub(in crate::data) fn new(recipe: &DataRecipe, tokenizer: Option<&Tokenizer>, now: NaiveDateTime) -> Self {
         let mut chat = recipe.chat.clone();
         if recipe.train_on_prompt {
             chat.train_on = Some(TrainOn::All);
         }
-        let mut templates = templates(&chat, tokenizer);
-        if chat.chat_template_date.is_none() && templates.as_ref().is_ok_and(ChatTemplates::print_dates) {
-            chat.chat_template_date = now.date().and_hms_opt(0, 0, 0).map(TemplateDate);
-            templates = self::templates(&chat, tokenizer);
+        let date = chat.chat_template_date.or_else(|| now.date().and_hms_opt(0, 0, 0).map(TemplateDate));
+        let templates = templates(&chat, tokenizer, date);
+        if templates.as_ref().is_ok_and(ChatTemplates::print_dates) {
+            chat.chat_template_date = date;
         }
         Self { recipe: chat, templates: Arc::new(templates), notes: Arc::default() }
     }
@@ -76,10 +71,7 @@ impl ChatEncoder {
             let date = chat_template_date.map(|date| date.0.to_string());
             json!({ "templates": templates, "no_templates": none, "date": date, "variables": chat_template_kwargs, "roles": roles })
         });
-        json!({
-            "train_on": train_on.map(TrainOn::name), "train_on_end_of_turn": train_on_end_of_turn, "boundary": boundary.name(),
-            "messages": messages,
-        })
+        json!({ "train_on": train_on, "train_on_end_of_turn": train_on_end_of_turn, "boundary": boundary, "messages": messages })
     }
 
     /// What of a model's folder decides it, by name.
@@ -87,10 +79,7 @@ impl ChatEncoder {
         self.templates.as_ref().as_ref().map(ChatTemplates::origins).unwrap_or_default()
     }
 
-    /// Whether there is a template.
-    ///
-    /// # Errors
-    /// There is one that cannot be read.
+    /// Whether there is a template; fails where it cannot be read.
     pub(in crate::data) fn has_template(&self) -> Result<bool, Fault> {
         match &*self.templates {
             Err(NoTemplates { is_broken: false, .. }) => Ok(false),
@@ -106,8 +95,8 @@ impl ChatEncoder {
 
     /// The text of a conversation. The template has written all special tokens.
     pub(in crate::data) fn text(&self, sample: &ChatSample, place: &SamplePlace) -> Result<String, Fault> {
-        self.with_variables(sample, |sample, templates| templates.of(&sample.conversation)?.render(&sample.conversation, false))
-            .map_err(|error| refused(error, place))
+        let text = self.templates().and_then(|templates| templates.render(&sample.conversation, false));
+        text.map_err(|error| refused(error, place))
     }
 
     pub(in crate::data) fn encode(
@@ -123,11 +112,9 @@ impl ChatEncoder {
             let (ids, offsets) = tokenizer.encode_with_offsets(text)?;
             Ok(offsets.into_iter().zip(ids).map(|((start, end), id)| (start..end, tokenizer.is_added(id))).collect())
         };
-        let SpannedText { text, spans, prompt, is_rewritten } = self
-            .with_variables(sample, |sample, templates| {
-                text_and_spans(templates.of(&sample.conversation)?, sample, train_on, &tokens)
-            })
-            .map_err(|error| refused(error, place))?;
+        let template = self.templates().and_then(|templates| templates.of(&sample.conversation));
+        let found = template.and_then(|template| text_and_spans(template, sample, train_on, &tokens));
+        let SpannedText { text, spans, prompt, is_rewritten } = found.map_err(|error| refused(error, place))?;
         let (ids, offsets) = tokenizer.encode_with_offsets(&text)?;
         let mut is_trained = mask(&offsets, &spans);
         let mut notes = ChatNotes {
@@ -148,7 +135,7 @@ impl ChatEncoder {
             }
         }
         notes.ends_are_trained |= is_all;
-        self.note(notes);
+        locked(&self.notes).add(notes);
         let leading = is_trained.iter().take_while(|&&trained| !trained).count();
         let prompt = prompt.map_or(0, |end| offsets.partition_point(|&(_, token_end)| token_end <= end));
         Ok(EncodedSample::new(ids, leading.max(prompt), Aim::Tokens(is_trained)))
@@ -176,7 +163,12 @@ impl ChatEncoder {
                 let common = alone.iter().zip(&ids).take_while(|(one, other)| one == other).count();
                 let mut border = None;
                 if common < alone.len() {
-                    self.note_border(&alone[common..], &ids[common..], tokenizer)?;
+                    let shown = |ids: &[u32]| {
+                        let text = ids.get(common).map(|&id| tokenizer.token_text(id)).transpose()?;
+                        Ok::<_, Fault>(format!("{:?}", text.unwrap_or_default()))
+                    };
+                    let shown = Some((shown(&alone)?, shown(&ids)?));
+                    locked(&self.notes).add(ChatNotes { border: shown, ..ChatNotes::default() });
                     border = Some(text_from(&alone, common, tokenizer)?);
                 }
                 (ids, common, border)
@@ -194,13 +186,12 @@ impl ChatEncoder {
 
     /// The tokens of a message of the user, and of what the assistant's reply begins with.
     pub(in crate::data) fn asked(&self, text: &str, tokenizer: &Tokenizer) -> Result<Vec<u32>, Fault> {
-        let conversation = Conversation { messages: vec![message("user", text)], ..Conversation::default() };
-        let sample = ChatSample { conversation, ..ChatSample::default() };
-        let text = self.with_variables(&sample, |sample, templates| templates.render(&sample.conversation, true))?;
+        let variables = self.recipe.variables()?;
+        let conversation = Conversation { messages: vec![message("user", text)], variables, ..Conversation::default() };
+        let text = self.templates()?.render(&conversation, true)?;
         Ok(tokenizer.encode_with_offsets(&text)?.0)
     }
 
-    /// What was seen since this was asked last.
     pub(in crate::data) fn take_notes(&self) -> ChatNotes {
         std::mem::take(&mut *locked(&self.notes))
     }
@@ -208,19 +199,7 @@ impl ChatEncoder {
     /// Counts a pair without a prompt, or without a completion.
     pub(in crate::data) fn note_empty(&self, prompt: &str, completion: &str) {
         let empty = [prompt, completion].map(|text| usize::from(text.trim().is_empty()));
-        self.note(ChatNotes { empty, ..ChatNotes::default() });
-    }
-
-    fn note(&self, notes: ChatNotes) {
-        locked(&self.notes).add(notes);
-    }
-
-    fn note_border(&self, alone: &[u32], joined: &[u32], tokenizer: &Tokenizer) -> Result<(), Fault> {
-        let shown = |ids: &[u32]| {
-            ids.first().map(|&id| tokenizer.token_text(id)).transpose().map(|text| format!("{:?}", text.unwrap_or_default()))
-        };
-        self.note(ChatNotes { border: Some((shown(alone)?, shown(joined)?)), ..ChatNotes::default() });
-        Ok(())
+        locked(&self.notes).add(ChatNotes { empty, ..ChatNotes::default() });
     }
 
     /// The text of the token that begins a text, where it stands there twice.
@@ -230,29 +209,13 @@ impl ChatEncoder {
         let Some(bos) = bos.filter(|_| first == second && tokenizer.is_added(*first)) else { return Ok(None) };
         Ok(Some(tokenizer.decode_with_special(&[*first])?).filter(|text| text == bos))
     }
-
-    /// The recipe's variables are under those of the row.
-    fn with_variables<T>(
-        &self,
-        sample: &ChatSample,
-        work: impl FnOnce(&ChatSample, &ChatTemplates) -> Result<T, Fault>,
-    ) -> Result<T, Fault> {
-        let templates = self.templates()?;
-        if self.recipe.chat_template_kwargs.is_empty() {
-            return work(sample, templates);
-        }
-        let mut sample = sample.clone();
-        let own = std::mem::replace(&mut sample.conversation.variables, self.recipe.variables()?);
-        sample.conversation.variables.extend(own);
-        work(&sample, templates)
-    }
 }
 
-fn templates(chat: &ChatRecipe, tokenizer: Option<&Tokenizer>) -> Result<ChatTemplates, NoTemplates> {
+fn templates(chat: &ChatRecipe, tokenizer: Option<&Tokenizer>, date: Option<TemplateDate>) -> Result<ChatTemplates, NoTemplates> {
     let missing = |why: &str| NoTemplates { why: why.to_owned(), is_broken: false };
     let tokenizer = tokenizer.ok_or_else(|| missing("without a tokenizer there is no chat template"))?;
     let wanted = chat.chat_template.as_ref().map(|choice| &choice.0[..]);
-    match ChatTemplates::find(tokenizer.dir(), wanted, chat.chat_template_date.map(|date| date.0)) {
+    match ChatTemplates::find(tokenizer.dir(), wanted, date.map(|date| date.0)) {
         Ok(Some(templates)) => Ok(templates),
         Ok(None) => Err(missing(&format!("the model of `{}` has no chat template", tokenizer.dir().display()))),
         Err(error) => Err(NoTemplates { why: error.to_string(), is_broken: true }),
@@ -295,7 +258,7 @@ mod tests {
         let mut recipe = Fixture::new("messages", "").recipe;
         let at = |recipe: &DataRecipe, time: &str| {
             let time = NaiveDateTime::parse_from_str(time, "%Y-%m-%d %H:%M").unwrap();
-            ChatEncoder::at(recipe, Some(&tokenizer()), time)
+            ChatEncoder::new(recipe, Some(&tokenizer()), time)
         };
         let today = |recipe: &DataRecipe| at(recipe, "2026-11-22 14:05").identity(true);
         recipe.chat.chat_template = Some(TemplateChoice("{{ strftime_now('%d %b') }}{{ messages[0].content }}".to_owned()));

@@ -4,13 +4,14 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use chrono::{DateTime, NaiveDateTime};
+use chrono::NaiveDateTime;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 use super::markers::Markers;
+use super::python_methods::fault;
 use super::scan::{GENERATION, rewrite};
 use super::{python_filters, python_methods};
 
@@ -20,15 +21,13 @@ pub(super) struct TemplateText {
     pub(super) source: String,
     /// The special tokens by their names, as `bos_token`.
     pub(super) tokens: Vec<(String, String)>,
-    /// Two characters that are not in it.
-    pub(super) markers: Markers,
-    /// What it takes for the time, instead of the local one: seconds and nanoseconds.
-    now: Option<(i64, u32)>,
+    /// What it takes for the time, instead of the local one, as ISO 8601 has it.
+    pub(super) now: Option<String>,
 }
 
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(super) struct Rendering<'a> {
-    /// What stands around the text of generation tags. Without it they leave no trace.
+    /// What stands around the text of generation tags, which leave no trace without it.
     pub(super) markers: Option<Markers>,
     pub(super) messages: Cow<'a, [Json]>,
     pub(super) tools: Cow<'a, Option<Json>>,
@@ -40,8 +39,7 @@ pub(super) struct Rendering<'a> {
 #[derive(Debug)]
 pub(super) struct CompiledTemplate {
     environment: Environment<'static>,
-    text: TemplateText,
-    /// Whether it says itself what the assistant writes.
+    tokens: Vec<(String, String)>,
     pub(super) has_generation: bool,
 }
 
@@ -51,49 +49,31 @@ const RECURSION: usize = 200;
 /// Bytes of a rendering at most.
 pub(super) const MAX_RENDERING: usize = 64 << 20;
 pub(super) const STRFTIME: &str = "strftime_now";
-const PLAIN: &str = "chat_template";
-const MARKED: &str = "chat_template with its generation tags";
+const NAME: &str = "chat_template";
 /// What Jinja2 knows everywhere, and minijinja does not.
 const UNKNOWN: [&str; 5] = ["varargs", "kwargs", "cycler", "joiner", "lipsum"];
 
-impl TemplateText {
-    pub(super) fn new(source: &str, tokens: Vec<(String, String)>, now: Option<NaiveDateTime>) -> Self {
-        let source = source.replace("\r\n", "\n").replace('\r', "\n");
-        let markers = Markers::absent_from(&|marker| source.contains(marker));
-        let now = now.map(|now| (now.and_utc().timestamp(), now.and_utc().timestamp_subsec_nanos()));
-        Self { source, tokens, markers, now }
-    }
-}
-
 impl CompiledTemplate {
-    /// Compiles a template; an error is in words.
     pub(super) fn new(text: &TemplateText) -> Result<Self, String> {
         let rewritten = rewrite(&text.source);
-        let now = text.now.and_then(|(seconds, nanos)| DateTime::from_timestamp(seconds, nanos));
-        let mut environment = environment(now.map(|now| now.naive_utc()));
-        environment.add_filter(GENERATION, text.markers.filter());
-        let mut add = |name, text| environment.add_template_owned(name, text).map_err(|error| error.to_string());
-        add(PLAIN, rewritten.plain)?;
-        if rewritten.has_generation {
-            add(MARKED, rewritten.marked)?;
-        }
-        let plain = environment.get_template(PLAIN).map_err(|error| error.to_string())?;
-        let undeclared = plain.undeclared_variables(false);
+        let mut environment = environment(text.now.as_ref().and_then(|now| now.parse().ok()));
+        environment.add_filter(GENERATION, |text: String| text);
+        environment.add_template_owned(NAME, rewritten.text).map_err(|error| error.to_string())?;
+        let template = environment.get_template(NAME).map_err(|error| error.to_string())?;
+        let undeclared = template.undeclared_variables(false);
         if let Some(unknown) = UNKNOWN.iter().find(|name| undeclared.contains(**name)) {
             return Err(format!("it uses `{unknown}`, which is not supported"));
         }
-        Ok(Self { environment, text: text.clone(), has_generation: rewritten.has_generation })
+        Ok(Self { environment, tokens: text.tokens.clone(), has_generation: rewritten.has_generation })
     }
 
-    /// What it makes of a conversation; an error is in words.
     pub(super) fn render(&self, rendering: &Rendering<'_>) -> Result<String, String> {
         let mut environment = Cow::Borrowed(&self.environment);
-        if let Some(other) = rendering.markers.filter(|&markers| markers != self.text.markers) {
-            environment.to_mut().add_filter(GENERATION, other.filter());
+        if let Some(Markers { open, close }) = rendering.markers {
+            environment.to_mut().add_filter(GENERATION, move |text: String| format!("{open}{text}{close}"));
         }
-        let name = if rendering.markers.is_some() { MARKED } else { PLAIN };
         let mut out = Limited(Vec::new());
-        let template = environment.get_template(name);
+        let template = environment.get_template(NAME);
         let done = template.and_then(|template| template.render_captured_to(self.context(rendering), &mut out).map(|_| ()));
         done.map_err(|error| words(&error))?;
         String::from_utf8(out.0).map_err(|error| error.to_string())
@@ -109,7 +89,7 @@ impl CompiledTemplate {
             ("add_generation_prompt", Value::from(rendering.adds_generation_prompt)),
         ];
         let known = known.into_iter().map(|(name, value)| (name.to_owned(), value));
-        let tokens = self.text.tokens.iter().map(|(name, token)| (name.clone(), Value::from(&token[..])));
+        let tokens = self.tokens.iter().map(|(name, token)| (name.clone(), Value::from(&token[..])));
         let own = rendering.variables.iter().map(|(name, value)| (name.clone(), value_of(value)));
         Value::from_pairs(known.chain(tokens).chain(own))
     }
@@ -123,15 +103,12 @@ fn environment(now: Option<NaiveDateTime>) -> Environment<'static> {
     environment.set_unknown_method_callback(python_methods::call);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     python_filters::add(&mut environment);
-    environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message.to_string()))
-    });
+    environment.add_function("raise_exception", |message: Value| Err::<Value, Error>(fault(message.to_string())));
     environment.add_function(STRFTIME, move |format: &str| -> Result<String, Error> {
         let mut date = String::new();
-        let unknown = |_| Error::new(ErrorKind::InvalidOperation, format!("`{format}` is no format of a date"));
-        write!(date, "{}", now.unwrap_or_else(|| chrono::Local::now().naive_local()).format(&of_python(format)))
-            .map_err(unknown)?;
-        Ok(date)
+        let now = now.unwrap_or_else(|| chrono::Local::now().naive_local());
+        let written = write!(date, "{}", now.format(&of_python(format)));
+        written.map(|()| date).map_err(|_| fault(format!("`{format}` is no format of a date")))
     });
     environment
 }

@@ -18,10 +18,6 @@ impl Markers {
         let open = free.next().unwrap_or('\u{fdd0}');
         Self { open, close: free.next().unwrap_or('\u{fdd1}') }
     }
-
-    pub(super) fn filter(self) -> impl Fn(String) -> String + Send + Sync + 'static {
-        move |text| format!("{}{text}{}", self.open, self.close)
-    }
 }
 
 /// The text without its markers, and in bytes what they enclosed; `None` where they are not in pairs.

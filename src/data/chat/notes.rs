@@ -14,10 +14,8 @@ pub(in crate::data) struct ChatNotes {
     /// The tokens at the first border of prompt and completion that is inside of a token: alone, and joined.
     pub(super) border: Option<(String, String)>,
     /// Whether a template writes an answer otherwise, as more follows.
-    #[serde(default)]
     pub(super) is_rewritten: bool,
     /// Pairs without a prompt, and those without a completion.
-    #[serde(default)]
     pub(super) empty: [usize; 2],
 }
 

@@ -23,26 +23,21 @@ impl ChatPrompt {
         told: Conversation,
         mut take: impl FnMut(&str) -> Option<Json>,
     ) -> Result<Self, (String, String)> {
-        let wrong = |field: &str| {
-            let field = field.to_owned();
-            move |fault: String| (field.clone(), format!("`{field}`: {fault}"))
-        };
-        let Conversation { messages, written, .. } = Conversation::of(messages).map_err(wrong(name))?;
+        let wrong = |field: &str, fault: &str| (field.to_owned(), format!("`{field}`: {fault}"));
+        let Conversation { messages, written, .. } = Conversation::of(messages).map_err(|fault| wrong(name, &fault))?;
         let mut conversation = Conversation { messages, written, ..told };
         let mut take = |field: &str| take(field).filter(|value| !value.is_null());
         if let Some(tools) = take("tools") {
-            conversation.tools = tools_of(tools).map_err(wrong("tools"))?;
+            conversation.tools = tools_of(tools).map_err(|fault| wrong("tools", &fault))?;
         }
         conversation.documents = take("documents");
         match take("chat_template_kwargs") {
             None => {}
             Some(Json::Object(own)) => conversation.variables.extend(own),
-            Some(_) => return Err(wrong("chat_template_kwargs")("an object is expected".to_owned())),
+            Some(_) => return Err(wrong("chat_template_kwargs", "an object is expected")),
         }
         let mut flag = |field: &str| {
-            let value = take(field);
-            let flag = value.map(|value| value.as_bool().ok_or_else(|| wrong(field)("true or false is expected".to_owned())));
-            flag.transpose()
+            take(field).map(|value| value.as_bool().ok_or_else(|| wrong(field, "true or false is expected"))).transpose()
         };
         let continues_final_message = flag("continue_final_message")?.unwrap_or(false);
         let adds_generation_prompt = flag("add_generation_prompt")?.unwrap_or(!continues_final_message);

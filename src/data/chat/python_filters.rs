@@ -7,7 +7,6 @@ use super::python_methods::{fault, named, strip};
 use super::python_values::{MAX_INDENT, text_of, tojson};
 use super::scan::WALKED;
 
-/// Puts them in place of minijinja's own.
 pub(super) fn add(environment: &mut Environment<'static>) {
     environment.add_filter("tojson", tojson);
     environment.add_filter("indent", indent);

@@ -145,10 +145,8 @@ fn split(text: &str, args: &[Value], from_end: bool) -> Result<Value, Error> {
     let parts = usize::try_from(most).map_or(usize::MAX, |most| most.saturating_add(1));
     let mut found: Vec<&str> = match &border {
         Some(border) => {
-            let border = border
-                .as_str()
-                .filter(|border| !border.is_empty())
-                .ok_or_else(|| fault("split: the separator must be a text"))?;
+            let border = border.as_str().filter(|border| !border.is_empty());
+            let border = border.ok_or_else(|| fault("split: the separator must be a text"))?;
             if from_end { text.rsplitn(parts, border).collect() } else { text.splitn(parts, border).collect() }
         }
         None => split_at_space(text, parts, from_end),

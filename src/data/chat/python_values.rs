@@ -4,16 +4,15 @@ use std::fmt::Write;
 
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Error, Value};
+use serde_json::Value as Json;
 
 use super::python_methods::{fault, named};
 
 /// Blanks of an indentation at most.
 pub(super) const MAX_INDENT: usize = 256;
 
-/// Lists within lists at most.
 const MAX_DEPTH: usize = 256;
 
-/// Bytes of a text of JSON.
 const MAX_TEXT: usize = 32 << 20;
 
 struct JsonStyle {
@@ -60,51 +59,38 @@ pub(super) fn as_float(value: &Value) -> Option<f64> {
 
 pub(super) fn text_of(value: &Value) -> String {
     match value.kind() {
-        ValueKind::Number | ValueKind::Seq | ValueKind::Map if !value.is_kwargs() => {
-            let mut out = String::new();
-            write_repr(value, 0, &mut out);
-            out
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map if !value.is_kwargs() => repr(value, 0),
+        _ => value.to_string(),
+    }
+}
+
+fn repr(value: &Value, depth: usize) -> String {
+    let items = || value.try_iter().into_iter().flatten();
+    match value.kind() {
+        _ if depth > MAX_DEPTH => "...".to_owned(),
+        ValueKind::Number => as_float(value).map_or_else(|| value.to_string(), float_text),
+        ValueKind::String => text_repr(value.as_str().unwrap_or_default()),
+        ValueKind::Seq => {
+            let items: Vec<String> = items().map(|item| repr(&item, depth + 1)).collect();
+            match &items[..] {
+                [alone] if value.is_tuple() => format!("({alone},)"),
+                _ if value.is_tuple() => format!("({})", items.join(", ")),
+                _ => format!("[{}]", items.join(", ")),
+            }
+        }
+        ValueKind::Map => {
+            let of_key = |key: &Value| repr(&value.get_item(key).unwrap_or_default(), depth + 1);
+            let pairs: Vec<String> = items().map(|key| format!("{}: {}", repr(&key, depth + 1), of_key(&key))).collect();
+            format!("{{{}}}", pairs.join(", "))
         }
         _ => value.to_string(),
     }
 }
 
-fn write_repr(value: &Value, depth: usize, out: &mut String) {
-    let kind = value.kind();
-    if depth > MAX_DEPTH {
-        out.push_str("...");
-    } else if let Some(number) = as_float(value) {
-        out.push_str(&float_text(number));
-    } else if let Some(text) = value.as_str() {
-        write_text_repr(text, out);
-    } else if kind == ValueKind::Seq {
-        let [open, close] = if value.is_tuple() { ['(', ')'] } else { ['[', ']'] };
-        out.push(open);
-        let items: Vec<Value> = value.try_iter().into_iter().flatten().collect();
-        for (index, item) in items.iter().enumerate() {
-            out.push_str(if index > 0 { ", " } else { "" });
-            write_repr(item, depth + 1, out);
-        }
-        out.push_str(if value.is_tuple() && items.len() == 1 { "," } else { "" });
-        out.push(close);
-    } else if kind == ValueKind::Map {
-        out.push('{');
-        for (index, key) in value.try_iter().into_iter().flatten().enumerate() {
-            out.push_str(if index > 0 { ", " } else { "" });
-            write_repr(&key, depth + 1, out);
-            out.push_str(": ");
-            write_repr(&value.get_item(&key).unwrap_or_default(), depth + 1, out);
-        }
-        out.push('}');
-    } else {
-        out.push_str(&value.to_string());
-    }
-}
-
 /// In single quotes, unless only they occur in it; what cannot be seen is escaped.
-fn write_text_repr(text: &str, out: &mut String) {
+fn text_repr(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
-    out.push(quote);
+    let mut out = String::from(quote);
     for c in text.chars() {
         match c {
             '\n' => out.push_str("\\n"),
@@ -124,6 +110,7 @@ fn write_text_repr(text: &str, out: &mut String) {
         }
     }
     out.push(quote);
+    out
 }
 
 /// What Python shows as it is. Rust shows the same characters, but for those that join what stands before them, alone.
@@ -161,42 +148,54 @@ impl JsonStyle {
         if out.len() > MAX_TEXT {
             return Err(fault(format!("tojson: the text is longer than {MAX_TEXT} bytes")));
         }
-        match value.kind() {
-            ValueKind::None => out.push_str("null"),
-            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => out.push_str(&number(value)),
-            ValueKind::String => self.text(value.as_str().unwrap_or_default(), out),
+        let items = match value.kind() {
             ValueKind::Seq | ValueKind::Iterable => {
-                let items: Vec<Value> = value.try_iter()?.checked().collect::<Result<_, _>>()?;
-                self.container(['[', ']'], items.len(), depth, out, |index, out| self.write(&items[index], depth + 1, out))?;
+                value.try_iter()?.checked().map(|item| Ok((None, item?))).collect::<Result<Vec<_>, Error>>()?
             }
-            ValueKind::Map => {
-                let pairs = self.pairs(value)?;
-                self.container(['{', '}'], pairs.len(), depth, out, |index, out| {
-                    let (key, value) = &pairs[index];
-                    self.text(key, out);
-                    out.push_str(&self.key);
-                    self.write(value, depth + 1, out)
-                })?;
+            ValueKind::Map => self.pairs(value)?,
+            _ => {
+                out.push_str(&self.scalar(value)?);
+                return Ok(());
             }
-            ValueKind::Undefined => return Err(fault("Object of type Undefined is not JSON serializable")),
-            other => return Err(fault(format!("Object of type {other} is not JSON serializable"))),
+        };
+        let [open, close] = if value.kind() == ValueKind::Map { ['{', '}'] } else { ['[', ']'] };
+        out.push(open);
+        for (index, (key, item)) in items.iter().enumerate() {
+            out.push_str(if index > 0 { &self.item } else { "" });
+            self.new_line(depth + 1, out);
+            if let Some(key) = key {
+                out.extend([&self.text(key)[..], &self.key]);
+            }
+            self.write(item, depth + 1, out)?;
         }
+        if !items.is_empty() {
+            self.new_line(depth, out);
+        }
+        out.push(close);
         Ok(())
     }
 
-    fn pairs(&self, map: &Value) -> Result<Vec<(String, Value)>, Error> {
+    fn scalar(&self, value: &Value) -> Result<String, Error> {
+        match value.kind() {
+            ValueKind::None => Ok("null".to_owned()),
+            ValueKind::Bool => Ok(value.is_true().to_string()),
+            ValueKind::Number => Ok(number(value)),
+            ValueKind::String => Ok(self.text(value.as_str().unwrap_or_default())),
+            ValueKind::Undefined => Err(fault("Object of type Undefined is not JSON serializable")),
+            other => Err(fault(format!("Object of type {other} is not JSON serializable"))),
+        }
+    }
+
+    fn pairs(&self, map: &Value) -> Result<Vec<(Option<String>, Value)>, Error> {
         let keys: Vec<Value> = map.try_iter()?.checked().collect::<Result<_, _>>()?;
         let mut pairs = Vec::with_capacity(keys.len());
         for key in &keys {
             let name = match key.kind() {
                 ValueKind::String => key.as_str().unwrap_or_default().to_owned(),
-                ValueKind::Number => number(key),
-                ValueKind::Bool => key.is_true().to_string(),
-                ValueKind::None => "null".to_owned(),
+                ValueKind::Number | ValueKind::Bool | ValueKind::None => self.scalar(key)?,
                 other => return Err(fault(format!("keys must be str, int, float, bool or None, not {other}"))),
             };
-            pairs.push((name, map.get_item(key)?));
+            pairs.push((Some(name), map.get_item(key)?));
         }
         if self.sort_keys {
             if keys.iter().any(|key| key.kind() != ValueKind::String) {
@@ -207,29 +206,6 @@ impl JsonStyle {
         Ok(pairs)
     }
 
-    fn container(
-        &self,
-        [open, close]: [char; 2],
-        len: usize,
-        depth: usize,
-        out: &mut String,
-        mut item: impl FnMut(usize, &mut String) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        out.push(open);
-        for index in 0..len {
-            if index > 0 {
-                out.push_str(&self.item);
-            }
-            self.new_line(depth + 1, out);
-            item(index, out)?;
-        }
-        if len > 0 {
-            self.new_line(depth, out);
-        }
-        out.push(close);
-        Ok(())
-    }
-
     fn new_line(&self, depth: usize, out: &mut String) {
         if let Some(indent) = &self.indent {
             out.push('\n');
@@ -237,26 +213,23 @@ impl JsonStyle {
         }
     }
 
-    fn text(&self, text: &str, out: &mut String) {
-        out.push('"');
-        for c in text.chars() {
-            match c {
-                '"' | '\\' => out.extend(['\\', c]),
-                '\n' => out.push_str("\\n"),
-                '\r' => out.push_str("\\r"),
-                '\t' => out.push_str("\\t"),
-                '\u{8}' => out.push_str("\\b"),
-                '\u{c}' => out.push_str("\\f"),
-                ' '..='~' => out.push(c),
-                c if c >= ' ' && !self.ensure_ascii => out.push(c),
-                c => {
-                    for unit in c.encode_utf16(&mut [0; 2]) {
-                        let _ = write!(out, "\\u{unit:04x}");
-                    }
+    fn text(&self, text: &str) -> String {
+        // What JSON must escape Python writes alike.
+        let json = Json::from(text).to_string();
+        if !self.ensure_ascii {
+            return json;
+        }
+        let mut ascii = String::with_capacity(json.len());
+        for c in json.chars() {
+            if (' '..='~').contains(&c) {
+                ascii.push(c);
+            } else {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(ascii, "\\u{unit:04x}");
                 }
             }
         }
-        out.push('"');
+        ascii
     }
 }
 

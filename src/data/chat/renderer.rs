@@ -58,17 +58,14 @@ fn answer_all(mut socket: UnixStream) -> io::Result<()> {
 /// The next request; it is within limits from here on.
 fn asked(socket: &mut UnixStream, limits: &mut ProcessLimits) -> io::Result<Vec<u8>> {
     let [given, length] = read_numbers(socket)?;
-    limits.set(allowed_bytes(given, length), allowed_time(given))?;
+    let bytes = BASE_MEMORY.saturating_add(given.saturating_mul(BYTES_PER_BYTE)).saturating_add(length.saturating_mul(2));
+    limits.set(bytes, allowed_time(given))?;
     read_bytes(socket, length)
 }
 
 fn answer(socket: &mut UnixStream, text: Result<String, String>) -> io::Result<()> {
     let (is_fault, text) = text.map_or_else(|words| (1, words), |text| (0, text));
     write(socket, [is_fault, text.len()], text.as_bytes())
-}
-
-fn allowed_bytes(given: usize, length: usize) -> usize {
-    BASE_MEMORY.saturating_add(given.saturating_mul(BYTES_PER_BYTE)).saturating_add(length.saturating_mul(2))
 }
 
 fn allowed_time(given: usize) -> Duration {
@@ -98,44 +95,36 @@ pub(super) struct Renderers {
     text: Arc<TemplateText>,
     program: &'static (OsString, OsString),
     idle: Mutex<Vec<RendererProcess>>,
+    pub(super) has_generation: bool,
 }
 
 impl Renderers {
-    /// `None` where no program is known that renders.
-    pub(super) fn of(text: &Arc<TemplateText>) -> Option<Self> {
-        PROGRAM.get().map(|program| Self { text: Arc::clone(text), program, idle: Mutex::default() })
+    /// Compiles the template in a first child. `None` where no program is known that renders.
+    pub(super) fn of(text: &Arc<TemplateText>) -> Option<Result<Self, String>> {
+        let program = PROGRAM.get()?;
+        let all = Self { text: Arc::clone(text), program, idle: Mutex::default(), has_generation: false };
+        let started = all.start();
+        Some(started.map(|(first, answer)| Self { idle: vec![first].into(), has_generation: answer == "true", ..all }))
     }
 
-    /// Compiles the template, and says whether it has generation tags.
-    pub(super) fn compile(&self) -> Result<bool, String> {
-        let (process, has_generation) = self.start()?;
-        locked(&self.idle).push(process);
-        Ok(has_generation == "true")
-    }
-
-    /// The text, or what is wrong with the template, in words.
     pub(super) fn render(&self, rendering: &Rendering<'_>, size: usize) -> Result<String, String> {
         let request = serde_json::to_vec(rendering).map_err(|error| error.to_string())?;
         // The lock goes before the rendering.
         let idle = || locked(&self.idle).pop();
-        while let Some(mut process) = idle() {
-            match process.ask(size, &request) {
-                Ok(answer) => return self.keep(process, answer),
-                // A child that has ended while it was idle, or has too little memory left of what others took, decides nothing.
-                Err(_) if process.end() == TOO_SLOW => return Err(TOO_SLOW.to_owned()),
-                Err(_) => {}
+        loop {
+            let found = idle();
+            let is_new = found.is_none();
+            let mut process = found.map_or_else(|| self.start().map(|(process, _)| process), Ok)?;
+            if let Ok(answer) = process.ask(size, &request) {
+                locked(&self.idle).push(process);
+                return answer;
+            }
+            // A child that has ended while it was idle, or has too little memory left of what others took, decides nothing.
+            let why = process.end();
+            if is_new || why == TOO_SLOW {
+                return Err(why.to_owned());
             }
         }
-        let (mut process, _) = self.start()?;
-        match process.ask(size, &request) {
-            Ok(answer) => self.keep(process, answer),
-            Err(_) => Err(process.end().to_owned()),
-        }
-    }
-
-    fn keep(&self, process: RendererProcess, answer: Result<String, String>) -> Result<String, String> {
-        locked(&self.idle).push(process);
-        answer
     }
 
     /// A further child, and what it says of the template.
@@ -155,8 +144,6 @@ impl Renderers {
 struct RendererProcess {
     process: Child,
     socket: UnixStream,
-    /// How long it may let a read or a write wait: the longest that any request needed.
-    patience: Duration,
 }
 
 impl RendererProcess {
@@ -164,16 +151,13 @@ impl RendererProcess {
         let (socket, own) = UnixStream::pair()?;
         let mut command = Command::new(program);
         command.arg(argument).stdin(OwnedFd::from(own)).stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(Self { process: command.spawn()?, socket, patience: Duration::ZERO })
+        Ok(Self { process: command.spawn()?, socket })
     }
 
     fn ask(&mut self, given: usize, request: &[u8]) -> io::Result<Result<String, String>> {
-        let patience = PATIENCE + 4 * allowed_time(given);
-        if patience > self.patience {
-            self.socket.set_read_timeout(Some(patience))?;
-            self.socket.set_write_timeout(Some(patience))?;
-            self.patience = patience;
-        }
+        let patience = Some(PATIENCE + 4 * allowed_time(given));
+        self.socket.set_read_timeout(patience)?;
+        self.socket.set_write_timeout(patience)?;
         write(&mut self.socket, [given, request.len()], request)?;
         let [is_fault, length] = read_numbers(&mut self.socket)?;
         if length > MAX_RENDERING {

@@ -77,7 +77,6 @@ fn taken_flag(message: &mut Map<String, Value>) -> Result<Option<bool>, String> 
     }
 }
 
-/// A value in a message: short.
 pub(in crate::data) fn shown(value: &Value) -> String {
     let text = value.to_string();
     if text.len() > 40 { kind(value).to_owned() } else { text }

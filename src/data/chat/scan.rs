@@ -1,27 +1,30 @@
 //! Rewrites what Transformers' templates have and minijinja has not: `{% generation %}`, and loops over nothing, which Python refuses.
 
+use std::sync::LazyLock;
+
+use regex::Regex;
+
 /// The filter around what an assistant writes.
 pub(super) const GENERATION: &str = "__generation";
 
 /// The filter that refuses to walk over what is no list.
 pub(super) const WALKED: &str = "__walked";
 
-#[derive(Debug, PartialEq, Eq)]
+static END_OF_RAW: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\{%[-+]?\s*endraw\s*[-+]?%\}").ok());
+
+#[derive(Default)]
 pub(super) struct Rewritten {
-    /// With generation tags as a filter that marks its text.
-    pub(super) marked: String,
-    /// With generation tags that leave no trace.
-    pub(super) plain: String,
+    pub(super) text: String,
     pub(super) has_generation: bool,
 }
 
 /// Rewrites a template. What stands in comments, in raw blocks and in strings stays as it is.
 pub(super) fn rewrite(source: &str) -> Rewritten {
-    let mut out = Rewritten { marked: String::with_capacity(source.len()), plain: String::new(), has_generation: false };
+    let mut out = Rewritten::default();
     let mut rest = source;
-    while let Some(start) = next_opening(rest) {
+    while let Some((start, _)) = rest.match_indices('{').find(|&(at, _)| rest[at + 1..].starts_with(['{', '%', '#'])) {
         let (text, tag) = rest.split_at(start);
-        out.both(text);
+        out.text.push_str(text);
         let end = match &tag[..2] {
             "{#" => tag.find("#}").map(|end| end + 2),
             "{{" => closing(tag, "}}"),
@@ -35,67 +38,44 @@ pub(super) fn rewrite(source: &str) -> Rewritten {
         let (tag, behind) = tag.split_at(end);
         rest = behind;
         if !tag.starts_with("{%") {
-            out.both(tag);
+            out.text.push_str(tag);
             continue;
         }
         out.block(tag);
         if word(inside(tag)).0 == "raw" {
-            let end = end_of_raw(rest);
-            out.both(&rest[..end]);
+            let end = END_OF_RAW.as_ref().and_then(|end| end.find(rest)).map_or(rest.len(), |found| found.end());
+            out.text.push_str(&rest[..end]);
             rest = &rest[end..];
         }
     }
-    out.both(rest);
+    out.text.push_str(rest);
     out
 }
 
 impl Rewritten {
-    fn both(&mut self, text: &str) {
-        self.marked.push_str(text);
-        self.plain.push_str(text);
-    }
-
     fn block(&mut self, tag: &str) {
         let (name, arguments) = word(inside(tag));
         let (open, close) = signs(tag);
-        match name {
+        let rewritten = match name {
+            // The scope is that of Transformers: what is set inside stays inside, but for a namespace.
             "generation" if arguments.trim().is_empty() => {
                 self.has_generation = true;
-                // The scope is that of Transformers: what is set inside stays inside, but for a namespace.
-                self.marked.extend(["{%", open, " with %}{% filter ", GENERATION, " ", close, "%}"]);
-                self.plain.extend(["{%", open, " with ", close, "%}"]);
+                Some(format!("{{%{open} with %}}{{% filter {GENERATION} {close}%}}"))
             }
-            "endgeneration" if arguments.trim().is_empty() => {
-                self.marked.extend(["{%", open, " endfilter %}{% endwith ", close, "%}"]);
-                self.plain.extend(["{%", open, " endwith ", close, "%}"]);
-            }
-            "for" => match walked(arguments) {
-                Some((targets, list, condition)) => {
-                    self.both(&format!("{{%{open} for{targets}in ({list})|{WALKED} {condition} {close}%}}"));
-                }
-                None => self.both(tag),
-            },
-            "with" => match assigned(arguments) {
-                // All values are those outside of the block.
-                Some((targets, values)) => self.both(&format!("{{%{open} with ({targets}) = ({values}) {close}%}}")),
-                None => self.both(tag),
-            },
+            "endgeneration" if arguments.trim().is_empty() => Some(format!("{{%{open} endfilter %}}{{% endwith {close}%}}")),
+            "for" => walked(arguments)
+                .map(|(targets, list, condition)| format!("{{%{open} for{targets}in ({list})|{WALKED} {condition} {close}%}}")),
+            // All values are those outside of the block.
+            "with" => assigned(arguments).map(|(targets, values)| format!("{{%{open} with ({targets}) = ({values}) {close}%}}")),
             // A macro of minijinja's does not see a namespace that it only assigns to: it is mentioned.
-            "set" => match arguments.split_once('=').and_then(|(target, value)| Some((target, target.split_once('.')?.0, value)))
-            {
-                Some((target, namespace, value)) => {
-                    self.both(&format!("{{%{open} set{target}= (({}), {})[0] {close}%}}", value.trim(), namespace.trim()));
-                }
-                None => self.both(tag),
-            },
-            _ => self.both(tag),
-        }
+            "set" => arguments.split_once('=').and_then(|(target, value)| {
+                let (namespace, value) = (target.split_once('.')?.0.trim(), value.trim());
+                Some(format!("{{%{open} set{target}= (({value}), {namespace})[0] {close}%}}"))
+            }),
+            _ => None,
+        };
+        self.text.push_str(rewritten.as_deref().unwrap_or(tag));
     }
-}
-
-fn next_opening(text: &str) -> Option<usize> {
-    let bytes = text.as_bytes();
-    (0..bytes.len().saturating_sub(1)).find(|&at| bytes[at] == b'{' && matches!(bytes[at + 1], b'{' | b'%' | b'#'))
 }
 
 /// The length of a tag up to its end, over strings and braces.
@@ -144,19 +124,6 @@ fn word(text: &str) -> (&str, &str) {
     let text = text.trim_start();
     let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
     text.split_at(end)
-}
-
-/// Behind `{% endraw %}`, or the end where there is none.
-fn end_of_raw(text: &str) -> usize {
-    let mut from = 0;
-    while let Some(start) = text[from..].find("{%").map(|at| from + at) {
-        let Some(end) = text[start..].find("%}").map(|at| start + at + 2) else { break };
-        if inside(&text[start..end]).trim() == "endraw" {
-            return end;
-        }
-        from = start + 2;
-    }
-    text.len()
 }
 
 /// The targets of `with a = 1, b = 2`, and their values; `None` where there is one.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::boundaries::{Boundaries, TokensOf};
-use super::conversation::{Conversation, role};
+use super::conversation::{Conversation, is_assistant};
 use super::template::ChatTemplate;
 use crate::recipe::TrainOn;
 use crate::units::Fault;
@@ -23,7 +23,6 @@ pub(super) struct SpannedText {
     pub(super) spans: Vec<Range<usize>>,
     /// Where the prompt ends, in bytes, where that is trained, too: else all that leads to the first span is the prompt.
     pub(super) prompt: Option<usize>,
-    /// Whether an answer is written otherwise than the model writes it, as more follows.
     pub(super) is_rewritten: bool,
 }
 
@@ -35,7 +34,7 @@ pub(super) fn text_and_spans(
 ) -> Result<SpannedText, Fault> {
     let conversation = &sample.conversation;
     let wanted = matches!(train_on, TrainOn::Assistant | TrainOn::Last).then(|| sample.wanted(train_on));
-    let is_tagged = || sample.flagged(true).all(|index| role(&conversation.messages[index]) == "assistant");
+    let is_tagged = || sample.flagged(true).all(|index| is_assistant(&conversation.messages[index]));
     if let Some(wanted) = &wanted
         && template.has_generation()?
         && is_tagged()
@@ -62,7 +61,7 @@ pub(super) fn text_and_spans(
         (Some(count), TrainOn::Completion) => (boundaries.prompt(count)?, None),
         // Where the prompt ends decides what may be cut and asked. Nobody can say it of some templates: then nothing may.
         (count, _) => {
-            let first = || conversation.messages.iter().position(|message| role(message) == "assistant");
+            let first = || conversation.messages.iter().position(is_assistant);
             (0, count.or_else(first).and_then(|count| boundaries.prompt(count).ok()))
         }
     };
@@ -78,15 +77,11 @@ impl ChatSample {
     /// The messages to train, where it is messages that are trained.
     fn wanted(&self, train_on: TrainOn) -> Vec<usize> {
         let messages = &self.conversation.messages;
-        let is_assistant = |index: usize| role(&messages[index]) == "assistant";
-        let last = (0..messages.len()).rev().find(|&index| is_assistant(index));
-        let counts = |index: usize| is_assistant(index) && (train_on == TrainOn::Assistant || Some(index) == last);
+        let last = messages.iter().rposition(is_assistant);
+        let counts = |index: usize| is_assistant(&messages[index]) && (train_on == TrainOn::Assistant || Some(index) == last);
         let first = self.prompt.unwrap_or(0);
-        (first..messages.len()).filter(|&index| self.flag(index).unwrap_or_else(|| counts(index))).collect()
-    }
-
-    fn flag(&self, index: usize) -> Option<bool> {
-        self.trains.get(index).copied().flatten()
+        let flag = |index: usize| self.trains.get(index).copied().flatten();
+        (first..messages.len()).filter(|&index| flag(index).unwrap_or_else(|| counts(index))).collect()
     }
 
     fn flagged(&self, wanted: bool) -> impl Iterator<Item = usize> + '_ {
@@ -97,7 +92,7 @@ impl ChatSample {
 /// The template's own spans that lie in the wanted messages.
 fn of_messages(boundaries: &Boundaries<'_>, spans: Vec<Range<usize>>, wanted: &[usize]) -> Result<Vec<Range<usize>>, Fault> {
     let messages = &boundaries.conversation.messages;
-    let assistants: Vec<usize> = (0..messages.len()).filter(|&index| role(&messages[index]) == "assistant").collect();
+    let assistants: Vec<usize> = (0..messages.len()).filter(|&index| is_assistant(&messages[index])).collect();
     if wanted == assistants {
         return Ok(spans);
     }

@@ -2,13 +2,11 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use chrono::NaiveDateTime;
 use serde_json::Value as Json;
 
-use super::super::guard::WorkLimits;
 use super::conversation::Conversation;
 use super::jinja::{CompiledTemplate, Rendering, TemplateText};
 use super::markers::{Markers, taken_out};
@@ -19,17 +17,17 @@ use crate::units::{Fault, abridged};
 /// A chat template. It is compiled when it is first used: a process is started for that. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct ChatTemplate {
-    text: Arc<TemplateText>,
+    pub(super) text: Arc<TemplateText>,
     execution: Arc<OnceLock<Result<Execution, String>>>,
-    place: String,
+    pub(super) place: String,
 }
 
 #[derive(Debug)]
 enum Execution {
     /// In child processes, as a template can ask for more stack, memory or time than its process has.
-    Children { renderers: Renderers, has_generation: bool },
-    /// In this process, which is not the program that children are made of: within limits of memory and time, beyond which it ends.
-    Here(Box<CompiledTemplate>, WorkLimits),
+    Children(Renderers),
+    /// In this process, which is not the program that children are made of.
+    Here(Box<CompiledTemplate>),
 }
 
 /// What is written behind a message that is to be continued.
@@ -38,87 +36,61 @@ const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 impl ChatTemplate {
     /// A template from its text. `place` is what errors call it; `now` what it takes for the time, instead of the local one.
     pub(super) fn new(source: &str, tokens: Vec<(String, String)>, place: String, now: Option<NaiveDateTime>) -> Self {
-        Self { text: Arc::new(TemplateText::new(source, tokens, now)), execution: Arc::default(), place }
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let now = now.map(|now| format!("{now:?}"));
+        Self { text: Arc::new(TemplateText { source, tokens, now }), execution: Arc::default(), place }
     }
 
     fn execution(&self) -> Result<&Execution, Fault> {
-        let compile = || {
-            if let Some(renderers) = Renderers::of(&self.text) {
-                let has_generation = renderers.compile()?;
-                return Ok(Execution::Children { renderers, has_generation });
-            }
-            let limits = WorkLimits::of("chat template", Path::new(&self.place), 16, 20.0).counting_steps();
-            Ok(Execution::Here(Box::new(CompiledTemplate::new(&self.text)?), limits))
+        let compile = || match Renderers::of(&self.text) {
+            Some(renderers) => renderers.map(Execution::Children),
+            None => CompiledTemplate::new(&self.text).map(|compiled| Execution::Here(Box::new(compiled))),
         };
         self.execution.get_or_init(compile).as_ref().map_err(|words| self.fault(words.clone()))
     }
 
-    /// Whether it says itself what the assistant writes.
-    ///
-    /// # Errors
-    /// It cannot be compiled.
+    /// Whether it says itself what the assistant writes; fails where it cannot be compiled.
     pub(super) fn has_generation(&self) -> Result<bool, Fault> {
         Ok(match self.execution()? {
-            Execution::Children { has_generation, .. } => *has_generation,
-            Execution::Here(compiled, _) => compiled.has_generation,
+            Execution::Children(renderers) => renderers.has_generation,
+            Execution::Here(compiled) => compiled.has_generation,
         })
-    }
-
-    /// The text of a rendering. Most templates take the arguments of calls as objects; those that join them to text refuse these, and get
-    /// what was written.
-    fn rendered(&self, rendering: &Rendering<'_>, of: &Conversation) -> Result<String, Fault> {
-        let text = self.rendered_once(rendering, of);
-        let written = if text.is_err() { of.as_written(&rendering.messages) } else { None };
-        let Some(written) = written else { return text };
-        self.rendered_once(&Rendering { messages: written.into(), ..rendering.clone() }, of).or(text)
-    }
-
-    /// Within bounds for a conversation of this size.
-    fn rendered_once(&self, rendering: &Rendering<'_>, of: &Conversation) -> Result<String, Fault> {
-        let text = match self.execution()? {
-            Execution::Children { renderers, .. } => renderers.render(rendering, of.size()),
-            Execution::Here(compiled, limits) => limits.within(of.size(), || compiled.render(rendering)),
-        };
-        text.map_err(|words| self.fault(words))
-    }
-
-    pub(super) fn tokens(&self) -> &[(String, String)] {
-        &self.text.tokens
-    }
-
-    pub(super) fn place(&self) -> &str {
-        &self.place
-    }
-
-    pub(super) fn source(&self) -> &str {
-        &self.text.source
     }
 
     /// The text of a conversation, and behind it, where `adds_generation_prompt`, what the assistant's next message begins with.
     pub(super) fn render(&self, conversation: &Conversation, adds_generation_prompt: bool) -> Result<String, Fault> {
-        self.render_messages(conversation, &conversation.messages, adds_generation_prompt)
+        self.render_messages(conversation, &conversation.messages, adds_generation_prompt, None)
     }
 
+    /// The text of some messages, with markers around that of generation tags where there are any. Most templates take the arguments of calls as
+    /// objects; those that join them to text refuse these, and get what was written.
     pub(super) fn render_messages(
         &self,
-        conversation: &Conversation,
+        of: &Conversation,
         messages: &[Json],
         adds_generation_prompt: bool,
+        markers: Option<Markers>,
     ) -> Result<String, Fault> {
-        self.rendered(&rendering(conversation, messages, adds_generation_prompt), conversation)
+        let render = |messages: Cow<'_, [Json]>| {
+            let (tools, documents) = (Cow::Borrowed(&of.tools), Cow::Borrowed(&of.documents));
+            let variables = Cow::Borrowed(&of.variables);
+            let rendering = Rendering { markers, messages, tools, documents, variables, adds_generation_prompt };
+            let text = match self.execution()? {
+                Execution::Children(renderers) => renderers.render(&rendering, of.size()),
+                Execution::Here(compiled) => compiled.render(&rendering),
+            };
+            text.map_err(|words| self.fault(words))
+        };
+        let text = render(messages.into());
+        let written = if text.is_err() { of.as_written(messages) } else { None };
+        if let Some(written) = written { render(written.into()).or(text) } else { text }
     }
 
     /// The text of a conversation, and in bytes where the template says that the assistant writes.
     pub(super) fn render_with_spans(&self, conversation: &Conversation) -> Result<(String, Vec<Range<usize>>), Fault> {
         let text = self.render(conversation, false)?;
-        let Markers { open, close } = self.text.markers;
-        let markers = if conversation.contains(open) || conversation.contains(close) {
-            Markers::absent_from(&|marker| self.source().contains(marker) || conversation.contains(marker))
-        } else {
-            self.text.markers
-        };
-        let plain = rendering(conversation, &conversation.messages, false);
-        let marked = self.rendered(&Rendering { markers: Some(markers), ..plain }, conversation)?;
+        let markers = self.free_markers(conversation);
+        let marked = self.render_messages(conversation, &conversation.messages, false, Some(markers))?;
         match taken_out(&marked, markers) {
             Some((same, spans)) if same == text => Ok((text, spans)),
             _ => Err(self.fault(
@@ -139,10 +111,15 @@ impl ChatTemplate {
         let Some(Json::String(text)) = text else { return Err(nothing()) };
         let said = text.trim().to_owned();
         text.push_str(CONTINUED);
-        let rendered = self.render_messages(conversation, &messages, false)?;
+        let rendered = self.render_messages(conversation, &messages, false, None)?;
         let at = rendered.rfind(CONTINUED.trim_end()).filter(|_| rendered.contains(&said)).ok_or_else(nothing)?;
         let cut = &rendered[..at];
         Ok(if rendered[at..].starts_with(CONTINUED) { cut.to_owned() } else { cut.trim_end_matches(is_space).to_owned() })
+    }
+
+    /// Two characters that stand neither in the template nor in a conversation.
+    pub(super) fn free_markers(&self, conversation: &Conversation) -> Markers {
+        Markers::absent_from(&|marker| self.text.source.contains(marker) || conversation.contains(marker))
     }
 
     pub(super) fn fault(&self, message: String) -> Fault {
@@ -163,16 +140,5 @@ impl From<TemplateFault> for Fault {
         let TemplateFault { place, message } = &template;
         let text = format!("the chat template of `{}`: {}", abridged(place), abridged(message));
         Self::data(text, "change the messages, or name another template with `--chat-template FILE`").carrying(template)
-    }
-}
-
-fn rendering<'a>(conversation: &'a Conversation, messages: &'a [Json], adds_generation_prompt: bool) -> Rendering<'a> {
-    Rendering {
-        markers: None,
-        messages: Cow::Borrowed(messages),
-        tools: Cow::Borrowed(&conversation.tools),
-        documents: Cow::Borrowed(&conversation.documents),
-        variables: Cow::Borrowed(&conversation.variables),
-        adds_generation_prompt,
     }
 }

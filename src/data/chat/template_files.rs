@@ -13,18 +13,13 @@ use crate::data::tokenizer::{TOKENIZER_CONFIG, tokenizer_config};
 use crate::files::{self, FileKind, read_text};
 use crate::units::{Fault, listed, quoted};
 
-/// The templates of a model, by what they are for.
+/// The templates of a model by their names; never none.
 #[derive(Clone, Debug)]
-pub struct ChatTemplates {
-    default: Option<ChatTemplate>,
-    /// For conversations with tools, where there is one of its own.
-    tool_use: Option<ChatTemplate>,
-    names: Vec<String>,
-    place: String,
-}
+pub struct ChatTemplates(Vec<(String, ChatTemplate)>);
 
 const TEMPLATE: &str = "chat_template.jinja";
 const DEFAULT: &str = "default";
+/// The template for conversations with tools, where there is one of its own.
 const TOOL_USE: &str = "tool_use";
 
 impl ChatTemplates {
@@ -45,79 +40,81 @@ impl ChatTemplates {
         let tokens = named_tokens(&config);
         let template = |text: &str, place: String| ChatTemplate::new(text, tokens.clone(), place, now);
         let of_file = |path: &Path| Ok(template(&read_text(path, FileKind::Template)?, path.display().to_string()));
-        let one = |name: &str, template: ChatTemplate| {
-            let (names, place) = (vec![name.to_owned()], template.place().to_owned());
-            Ok(Some(Self { default: Some(template), tool_use: None, names, place }))
-        };
+        let alone = |template: ChatTemplate| Ok(Some(Self(vec![(DEFAULT.to_owned(), template)])));
         if let Some(text) = wanted.filter(|wanted| wanted.contains(['{', '\n'])) {
-            return one(DEFAULT, template(text, "data.chat_template".to_owned()));
+            return alone(template(text, "data.chat_template".to_owned()));
         }
         if let Some(path) = wanted.map(Path::new).filter(|path| path.exists() && !path.is_dir()) {
-            return one(DEFAULT, of_file(path)?);
+            return alone(of_file(path)?);
         }
         let mut all = of_directory(dir, &of_file)?;
         if all.is_empty() {
             let place = dir.join(TOKENIZER_CONFIG).display().to_string();
             all = of_config(&config, &|text| template(text, place.clone()));
         }
-        let names: Vec<String> = all.iter().map(|(name, _)| name.clone()).collect();
-        let find = |name: &str| all.iter().find(|(other, _)| other == name).map(|(_, template)| template.clone());
+        let all = Self(all);
         if let Some(name) = wanted {
             let unknown = || {
-                let (wanted, names) = (quoted(name), listed(&names));
+                let (wanted, names) = (quoted(name), listed(all.names()));
                 let of_model = if names.is_empty() { "the model has none".to_owned() } else { format!("the model has {names}") };
                 let message = format!("there is no chat template `{wanted}`: no such file, and {of_model}");
                 Fault::data(message, "name a file, or a template that the model has")
             };
-            return one(name, find(name).ok_or_else(unknown)?);
+            return alone(all.named(name).cloned().ok_or_else(unknown)?);
         }
-        let Some((_, first)) = all.first() else { return Ok(None) };
-        let place = first.place().to_owned();
-        Ok(Some(Self { default: find(DEFAULT), tool_use: find(TOOL_USE), names, place }))
+        Ok((!all.0.is_empty()).then_some(all))
     }
 
-    fn all(&self) -> impl Iterator<Item = &ChatTemplate> {
-        self.default.iter().chain(&self.tool_use)
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| &name[..])
+    }
+
+    fn named(&self, name: &str) -> Option<&ChatTemplate> {
+        self.0.iter().find(|(other, _)| other == name).map(|(_, template)| template)
+    }
+
+    /// The templates that conversations can be rendered by.
+    fn used(&self) -> impl Iterator<Item = &ChatTemplate> {
+        [DEFAULT, TOOL_USE].into_iter().filter_map(|name| self.named(name))
     }
 
     pub(super) fn compile(&self) -> Result<(), Fault> {
-        self.all().try_for_each(|template| template.has_generation().map(drop))
+        self.used().try_for_each(|template| template.has_generation().map(drop))
     }
 
     pub(super) fn of(&self, conversation: &Conversation) -> Result<&ChatTemplate, Fault> {
-        let for_tools = self.tool_use.as_ref().filter(|_| conversation.tools.is_some());
-        for_tools.or(self.default.as_ref()).ok_or_else(|| {
-            let message = format!("there is none named `{DEFAULT}`, but {}", self.names.join(", "));
-            TemplateFault { place: self.place.clone(), message }.into()
+        let for_tools = self.named(TOOL_USE).filter(|_| conversation.tools.is_some());
+        for_tools.or_else(|| self.named(DEFAULT)).ok_or_else(|| {
+            let message = format!("there is none named `{DEFAULT}`, but {}", self.names().collect::<Vec<_>>().join(", "));
+            TemplateFault { place: self.0[0].1.place.clone(), message }.into()
         })
     }
 
-    /// What tells them apart: their texts.
     pub(super) fn identity(&self) -> Json {
-        let of = |template: &ChatTemplate| json!({ "source": template.source(), "tokens": template.tokens() });
-        json!([&self.default, &self.tool_use].map(|template| template.as_ref().map(of)))
+        let of = |template: &ChatTemplate| json!({ "source": template.text.source, "tokens": template.text.tokens });
+        json!([DEFAULT, TOOL_USE].map(|name| self.named(name).map(of)))
     }
 
     pub(super) fn origins(&self) -> BTreeMap<&'static str, String> {
-        let tokens = self.all().flat_map(ChatTemplate::tokens).flat_map(|(name, token)| [name, token]);
+        let tokens = self.used().flat_map(|template| &template.text.tokens).flat_map(|(name, token)| [name, token]);
         BTreeMap::from([
-            ("the chat template", files::hash_parts(self.all().map(ChatTemplate::source))),
+            ("the chat template", files::hash_parts(self.used().map(|template| &template.text.source))),
             ("the special tokens of `tokenizer_config.json`", files::hash_parts(tokens)),
         ])
     }
 
     /// Whether a text of one of them depends on the time.
     pub(super) fn print_dates(&self) -> bool {
-        self.all().any(|template| template.source().contains(STRFTIME))
+        self.used().any(|template| template.text.source.contains(STRFTIME))
     }
 
     pub(super) fn bos(&self) -> Option<&str> {
-        let template = self.all().next()?;
-        template.tokens().iter().find(|(name, _)| name == "bos_token").map(|(_, token)| &token[..])
+        let template = self.used().next()?;
+        template.text.tokens.iter().find(|(name, _)| name == "bos_token").map(|(_, token)| &token[..])
     }
 
     pub fn source(&self) -> Option<&str> {
-        self.default.as_ref().map(ChatTemplate::source)
+        self.named(DEFAULT).map(|template| &template.text.source[..])
     }
 
     /// The text of a conversation, and behind it, where `adds_generation_prompt`, what the assistant's next message begins with.
@@ -131,7 +128,6 @@ pub fn special_tokens(dir: &Path) -> Result<Vec<(String, String)>, Fault> {
     Ok(named_tokens(&tokenizer_config(dir)?))
 }
 
-/// The templates in files of a model directory, by their names.
 fn of_directory(
     dir: &Path,
     of_file: &dyn Fn(&Path) -> Result<ChatTemplate, Fault>,
@@ -147,7 +143,6 @@ fn of_directory(
     Ok(all)
 }
 
-/// The templates of a `tokenizer_config.json`, by their names.
 fn of_config(config: &Map<String, Json>, template: &dyn Fn(&str) -> ChatTemplate) -> Vec<(String, ChatTemplate)> {
     match config.get("chat_template") {
         Some(Json::String(text)) => vec![(DEFAULT.to_owned(), template(text))],

@@ -39,8 +39,6 @@ fn conversation(row: &mut DataRow) -> Result<ChatSample, Fault> {
 }
 
 fn text_pair(pair: &Value) -> Option<(&str, &str)> {
-    match &pair.as_array()?[..] {
-        [asked, answered] => asked.as_str().zip(answered.as_str()),
-        _ => None,
-    }
+    let [asked, answered] = &pair.as_array()?[..] else { return None };
+    asked.as_str().zip(answered.as_str())
 }

@@ -15,25 +15,22 @@ const LOOKED_AT: usize = 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::data) struct Detected {
     pub(in crate::data) format: &'static str,
-    pub(in crate::data) told_from: String,
+    pub(in crate::data) words: String,
     pub(in crate::data) columns: BTreeMap<String, String>,
 }
 
-/// Looks at the first sound rows of the first files.
-///
-/// # Errors
-/// No row has the fields of a format, or the rows do not agree.
+/// Looks at the first sound rows of the first files; fails where none has the fields of a format, or they do not agree.
 pub(in crate::data) fn detect(files: &[PathBuf], recipe: &DataRecipe) -> Result<Detected, Fault> {
     let mut detected: Option<Detected> = None;
     let (mut bad, mut doubt) = (None, None);
     let mut looked_at = 0;
-    for file in files {
-        let walk = rows::each(file, recipe, &mut |row| {
+    let walked = files.iter().try_for_each(|file| {
+        rows::each(file, recipe, &mut |row| {
             match row {
                 Ok(row) => {
                     match (of_row(&row, recipe.columns.is_empty()), &detected) {
                         (Ok(of_row), Some(before)) if (before.format, &before.columns) != (of_row.format, &of_row.columns) => {
-                            let found = format!("{}, but {}", of_row.words(), before.words());
+                            let found = format!("{}, but {}", of_row.words, before.words);
                             return Err(Some(RowFault::unknown_format(row.place(), &found)));
                         }
                         (Ok(_), Some(_)) => {}
@@ -47,12 +44,10 @@ pub(in crate::data) fn detect(files: &[PathBuf], recipe: &DataRecipe) -> Result<
             }
             looked_at += 1;
             if looked_at < LOOKED_AT { Ok(()) } else { Err(rows::ENOUGH) }
-        });
-        match walk {
-            Ok(()) => {}
-            Err(None) => break,
-            Err(Some(error)) => return Err(error),
-        }
+        })
+    });
+    if let Err(Some(error)) = walked {
+        return Err(error);
     }
     match (detected, doubt, bad) {
         (Some(detected), None, _) => Ok(detected),
@@ -62,38 +57,28 @@ pub(in crate::data) fn detect(files: &[PathBuf], recipe: &DataRecipe) -> Result<
     }
 }
 
-impl Detected {
-    pub(in crate::data) fn words(&self) -> String {
-        format!("`{}` by {}", self.format, self.told_from)
-    }
-}
-
 /// An error says, too, whether there is a doubt: the columns might be those of a format, and others say more.
 fn of_row(row: &DataRow, may_rename: bool) -> Result<Detected, (Fault, bool)> {
     let by_fields = FORMATS.iter().flat_map(|format| format.known_by.iter().map(move |&fields| (format, fields)));
     let known = by_fields.filter(|(_, fields)| fields.iter().all(|&field| row.fields().contains_key(field)));
     let listed = |fields: &mut dyn Iterator<Item = &str>| fields.map(|field| format!("`{field}`")).collect::<Vec<_>>().join(", ");
     if let Some((format, fields)) = known.min_by_key(|(format, _)| format.rank) {
-        let told_from = format!("the fields {} of {}", listed(&mut fields.iter().copied()), row.place());
-        return Ok(Detected { format: format.facts.name, told_from, columns: BTreeMap::new() });
+        let format = format.facts.name;
+        let words = format!("`{format}` by the fields {} of {}", listed(&mut fields.iter().copied()), row.place());
+        return Ok(Detected { format, words, columns: BTreeMap::new() });
     }
     let by_others = columns::known_by_others(row).filter(|_| may_rename);
     let is_doubt = by_others.as_ref().is_some_and(|(.., has_more)| *has_more);
     let Some((format, columns, false)) = by_others else {
         let found = format!("the fields {}", listed(&mut row.fields().keys().map(String::as_str)));
-        let error = RowFault::unknown_format(row.place(), &found);
-        let error = match columns::proposal(row).filter(|_| may_rename) {
-            Some(table) => {
-                error.with_hint(format!("if these columns hold all that is trained, write\n{table}\nor name others in it"))
-            }
-            None => error,
-        };
-        return Err((error, is_doubt));
+        let hint = columns::proposal(row).filter(|_| may_rename);
+        let hint = hint.map(|table| format!("if these columns hold all that is trained, write\n{table}\nor name others in it"));
+        return Err((hint.into_iter().fold(RowFault::unknown_format(row.place(), &found), Fault::with_hint), is_doubt));
     };
     let is_other = |name: &&str| !columns.values().any(|column| column == name);
     let others = listed(&mut row.fields().keys().map(String::as_str).filter(is_other));
     let others = if others.is_empty() { others } else { format!("; not read: {others}") };
     let pairs: Vec<String> = columns.iter().map(|(field, column)| format!("`{column}` as `{field}`")).collect();
-    let told_from = format!("the columns {} of {}{others}", pairs.join(", "), row.place());
-    Ok(Detected { format, told_from, columns })
+    let words = format!("`{format}` by the columns {} of {}{others}", pairs.join(", "), row.place());
+    Ok(Detected { format, words, columns })
 }

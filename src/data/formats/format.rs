@@ -10,29 +10,25 @@ use crate::data::label_tokens::Classes;
 use crate::data::media;
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
-use crate::recipe::{DataFormat, DataRecipe, HelmetFamily, LongBenchPrompt};
+use crate::recipe::{DataFormat, DataRecipe};
 use crate::units::Fault;
 
 #[derive(Debug)]
 pub(in crate::data) struct RowFormat {
-    /// What recipes know of it.
     pub(in crate::data) facts: DataFormat,
     /// The fields that its rows are known by: all of one of these lists.
     pub(super) known_by: &'static [&'static [&'static str]],
     /// Of formats whose fields a row has, the first of the lowest rank counts: beside tokens may be their texts, and a `text` beside anything.
     pub(super) rank: u8,
-    /// Whether a head with classes can be trained on its rows.
     pub(super) has_classes: bool,
     /// Whether a prompt is a message of the user where the model has a chat template.
     pub(super) is_message: fn(&DataRecipe) -> bool,
     /// The beginning of the reply that ends each prompt.
-    pub(super) reply_prefix: fn(&DataRecipe) -> &'static str,
-    /// Makes an example of a row.
+    pub(in crate::data) reply_prefix: fn(&DataRecipe) -> &'static str,
     pub(super) read: fn(&ExampleReader<'_>, &mut DataRow) -> Result<Example, Fault>,
 }
 
 impl RowFormat {
-    /// A format as most are.
     pub(super) const fn new(facts: DataFormat, read: fn(&ExampleReader<'_>, &mut DataRow) -> Result<Example, Fault>) -> Self {
         Self { facts, known_by: &[], rank: 1, has_classes: false, is_message: |_| false, reply_prefix: |_| "", read }
     }
@@ -42,16 +38,13 @@ impl RowFormat {
 pub(in crate::data) struct ExampleReader<'a> {
     format: &'static RowFormat,
     pub(super) recipe: &'a DataRecipe,
-    /// The classes of the head, where it has any.
     pub(super) classes: Option<&'a Classes>,
     pub(super) encoder: &'a Encoder,
-    /// Whether a prompt is a message of the user, as the model has a chat template.
     pub(super) has_template: bool,
 }
 
 impl<'a> ExampleReader<'a> {
-    /// # Errors
-    /// The recipe contradicts the format; the format needs a tokenizer and there is none; or it has no classes, which the head asks for.
+    /// Fails where the recipe contradicts the format, or this needs a tokenizer that is not there, or has no classes, which the head asks for.
     pub(in crate::data) fn new(
         recipe: &'a DataRecipe,
         format: &'static RowFormat,
@@ -77,18 +70,20 @@ impl<'a> ExampleReader<'a> {
     pub(in crate::data) fn identity(&self) -> Value {
         let DataRecipe { prompt, max_prompt_tokens, family, .. } = self.recipe;
         json!({
-            "format": self.format.facts.name, "classes": self.classes, "prompt": prompt.map(LongBenchPrompt::name),
-            "max_prompt_tokens": max_prompt_tokens, "family": family.map(HelmetFamily::name), "has_template": self.has_template,
+            "format": self.format.facts.name, "classes": self.classes, "prompt": prompt, "max_prompt_tokens": max_prompt_tokens,
+            "family": family, "has_template": self.has_template,
         })
-    }
-
-    pub(in crate::data) fn reply_prefix(&self) -> &'static str {
-        (self.format.reply_prefix)(self.recipe)
     }
 
     pub(in crate::data) fn example(&self, mut row: DataRow) -> Result<Example, Fault> {
         media::refuse(&row)?;
-        (self.format.read)(self, &mut row)
+        let mut example = (self.format.read)(self, &mut row)?;
+        if let Content::Chat(sample) = &mut example.content {
+            // The recipe's variables are under those of the row.
+            let own = std::mem::replace(&mut sample.conversation.variables, self.recipe.chat.variables()?);
+            sample.conversation.variables.extend(own);
+        }
+        Ok(example)
     }
 
     pub(super) fn tokenizer(&self) -> Result<&'a Tokenizer, Fault> {
@@ -97,12 +92,8 @@ impl<'a> ExampleReader<'a> {
 
     /// Refuses a text where the recipe trains messages of an assistant.
     pub(super) fn refuse_text_for_messages(&self, row: &DataRow, field: &str) -> Result<(), Fault> {
-        match self.recipe.chat.train_on.filter(|train_on| train_on.is_of_messages()) {
-            Some(train_on) => {
-                Err(row.bad(field, format!("messages, of which `data.train_on = \"{train_on}\"` speaks"), "a text"))
-            }
-            None => Ok(()),
-        }
+        let Some(train_on) = self.recipe.chat.train_on.filter(|train_on| train_on.is_of_messages()) else { return Ok(()) };
+        Err(row.bad(field, format!("messages, of which `data.train_on = \"{train_on}\"` speaks"), "a text"))
     }
 }
 
@@ -110,7 +101,6 @@ impl<'a> ExampleReader<'a> {
 pub(super) struct TextRow {
     pub(super) prompt: String,
     pub(super) completion: String,
-    /// The right answers; at least one.
     pub(super) references: Vec<String>,
 }
 

@@ -1,6 +1,8 @@
 //! The format `helmet`: rows of HELMET's tasks of recall, retrieval, many examples and ranking. The wording is that of princeton-nlp/HELMET
 //! at 4526dfb (`data.py`, MIT licence), to the letter, slips included: scores compare only where prompts do.
 
+use std::fmt::Write;
+
 use serde_json::{Map, Value};
 
 use super::format::{RowFormat, TextRow};
@@ -61,8 +63,7 @@ const LAWSUIT: &str = "You are given the legal documents in a civil rights lawsu
     a concise summary of one paragraph (200 to 250 words). The summary should contain a short description of the \
     background, the parties involved, and the outcomes of the case.\n\n";
 
-/// What a row says: the prompt to be completed, its demonstrations from the field `demos`; and whether that is a message of the user, which
-/// it is of some families if the model has a chat template.
+/// What a row says, and whether its prompt is a message of the user, which it is of some families if the model has a chat template.
 fn text(row: &mut DataRow, wanted: Option<HelmetFamily>, has_template: bool) -> Result<(TextRow, bool), Fault> {
     let of_fields = || FAMILIES.iter().find(|(_, fields)| fields.iter().all(|&field| row.has(field))).map(|&(family, _)| family);
     let Some(family) = wanted.or_else(of_fields) else {
@@ -82,17 +83,14 @@ fn text(row: &mut DataRow, wanted: Option<HelmetFamily>, has_template: bool) -> 
 }
 
 fn kilt(row: &mut DataRow) -> Result<TextRow, Fault> {
-    let documents =
-        |row: &DataRow, ctxs: Value| passages(row, ctxs, |title, text, _| format!("Document (Title: {title}): {text}"));
-    let mut demos = Vec::new();
+    let documents = |row: &mut DataRow| passages(row, |title, text, _| format!("Document (Title: {title}): {text}"));
+    let mut demos = String::new();
     for mut demo in rows_of(row, "demos")? {
-        let ctxs = demo.require("ctxs")?;
+        let documents = documents(&mut demo)?;
         let answer = one_or_more(&mut demo, "answers")?.swap_remove(0);
-        demos.push(format!("{}\n\nQuestion: {}\nAnswer: {answer}\n\n", documents(&demo, ctxs)?, demo.text("question")?));
+        let _ = write!(demos, "{documents}\n\nQuestion: {}\nAnswer: {answer}\n\n", demo.text("question")?);
     }
-    let demos = demos.concat();
-    let ctxs = row.require("ctxs")?;
-    let context = documents(row, ctxs)?;
+    let context = documents(row)?;
     let question = row.text("question")?;
     let references = one_or_more(row, "answers")?;
     let task = "Use the given documents to write a concise and short answer to the question. Write your answer in the following format:\n\
@@ -101,14 +99,13 @@ fn kilt(row: &mut DataRow) -> Result<TextRow, Fault> {
 }
 
 fn json_kv(row: &mut DataRow) -> Result<TextRow, Fault> {
-    let mut demos = Vec::new();
+    let mut demos = String::new();
     for (index, demo) in row.list("demos")?.into_iter().take(SHOTS).enumerate() {
         let [Value::String(key), Value::String(value)] = demo.as_array().map(Vec::as_slice).unwrap_or_default() else {
             return Err(row.bad("demos", "pairs of texts", format!("{demo} at index {index}")));
         };
-        demos.push(format!("Key: {key}\nCorresponding value: {value}\n\n"));
+        let _ = write!(demos, "Key: {key}\nCorresponding value: {value}\n\n");
     }
-    let demos = demos.concat();
     let (context, question) = (row.text("context")?, row.text("question")?);
     let references = one_or_more(row, "answer")?;
     let task = "Extract the value corresponding to the specified key in the JSON object below.";
@@ -116,9 +113,9 @@ fn json_kv(row: &mut DataRow) -> Result<TextRow, Fault> {
 }
 
 fn msmarco(row: &mut DataRow) -> Result<TextRow, Fault> {
-    fn documents(row: &DataRow, ctxs: &Value) -> Result<(String, String, String), Fault> {
+    fn documents(row: &mut DataRow) -> Result<(String, String, String), Fault> {
         let mut ids = Vec::new();
-        let texts = passages(row, ctxs.clone(), |title, text, passage| {
+        let texts = passages(row, |title, text, passage| {
             let id = passage.get("id").map(|id| id.as_str().map_or_else(|| id.to_string(), str::to_owned)).unwrap_or_default();
             let line = if title.is_empty() {
                 format!("[ID: {id}] Document: {text}")
@@ -133,15 +130,12 @@ fn msmarco(row: &mut DataRow) -> Result<TextRow, Fault> {
         let ranking = ids.into_iter().map(|(_, id)| id).collect::<Vec<_>>().join(" > ");
         Ok((texts, ranking, Value::Object(labels).to_string()))
     }
-    let mut demos = Vec::new();
+    let mut demos = String::new();
     for mut demo in rows_of(row, "demos")? {
-        let ctxs = demo.require("ctxs")?;
-        let (texts, ranking, _) = documents(&demo, &ctxs)?;
-        demos.push(format!("{texts}\n\nQuery: {}\nRanking: {ranking}\n\n", demo.text("query")?));
+        let (texts, ranking, _) = documents(&mut demo)?;
+        let _ = write!(demos, "{texts}\n\nQuery: {}\nRanking: {ranking}\n\n", demo.text("query")?);
     }
-    let demos = demos.concat();
-    let ctxs = row.require("ctxs")?;
-    let (context, ranking, labels) = documents(row, &ctxs)?;
+    let (context, ranking, labels) = documents(row)?;
     let query = row.text("query")?;
     let task = "You are provided with a list of documents, each indicated by their ID. Rank each document based on their relevance to the \
                 question in descending order from most relelvant to least relevant texts. Include all documents in the rankings. Write your \
@@ -211,7 +205,6 @@ fn first_of(prompt: String, references: Vec<String>) -> TextRow {
     TextRow { prompt, completion: references.first().map(|answer| format!(" {answer}")).unwrap_or_default(), references }
 }
 
-/// One text, or a list of at least one.
 fn one_or_more(row: &mut DataRow, field: &str) -> Result<Vec<String>, Fault> {
     if row.fields().get(field).is_some_and(Value::is_string) { Ok(vec![row.text(field)?]) } else { row.texts(field) }
 }
@@ -226,13 +219,9 @@ fn rows_of(row: &mut DataRow, field: &str) -> Result<Vec<DataRow>, Fault> {
     objects.into_iter().enumerate().map(inner).collect()
 }
 
-/// Passages with a blank line between them.
-fn passages(
-    row: &DataRow,
-    ctxs: Value,
-    mut word: impl FnMut(&str, &str, &Map<String, Value>) -> String,
-) -> Result<String, Fault> {
-    let Value::Array(ctxs) = ctxs else { return Err(row.bad("ctxs", "an array of passages", "something else")) };
+/// The passages of a row with a blank line between them.
+fn passages(row: &mut DataRow, mut word: impl FnMut(&str, &str, &Map<String, Value>) -> String) -> Result<String, Fault> {
+    let Value::Array(ctxs) = row.require("ctxs")? else { return Err(row.bad("ctxs", "an array of passages", "something else")) };
     let mut texts = Vec::with_capacity(ctxs.len());
     for (index, passage) in ctxs.iter().enumerate() {
         let passage = passage.as_object().ok_or_else(|| row.bad("ctxs", "objects", format!("{passage} at index {index}")))?;

@@ -39,10 +39,15 @@ const FORMAT_LINE: &str = "Format your response as follows: \"The correct answer
 /// The beginning of the answer in the wording of `keys_values`; ends in a blank, so that the letter is a token of its own.
 const ANSWER_PREFIX: &str = "The correct answer is ";
 
+const READ: &str = "Please read the following text and answer the question below.";
+
 /// Upstream's first line, where the model is to think.
 const READ_TO_THINK: &str = "Please read the following text and answer the questions below.";
 
 const THINK: &str = "Let’s think step by step:";
+
+const BRACKETS: [&str; 4] = ["(A) ", "(B) ", "(C) ", "(D) "];
+const COLONS: [&str; 4] = ["A: ", "B: ", "C: ", "D: "];
 
 /// The class of each letter: by its label, or in order where four tokens are given that stand for no letter.
 fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Result<[Option<usize>; 4], Fault> {
@@ -80,7 +85,7 @@ fn example(reader: &ExampleReader<'_>, row: &mut DataRow) -> Result<Example, Fau
     };
     let bad = || row.bad("answer", format!("one of the labels {}", labels.describe()), format!("`{}`", LETTERS[letter]));
     let class = classes_of_letters(labels, tokenizer)?[letter].ok_or_else(bad)?;
-    let prompt = question(&texts, &["A: ", "B: ", "C: ", "D: "], ANSWER_PREFIX);
+    let prompt = behind_text(READ, &texts, COLONS, ANSWER_PREFIX);
     Ok(Example { groups, ..Example::new(Content::TextClass { prompt, class }) })
 }
 
@@ -89,8 +94,7 @@ fn behind_thoughts(texts: &[String; 6], wording: LongBenchPrompt) -> Option<(Str
     if wording != LongBenchPrompt::UpstreamCot {
         return None;
     }
-    let [_, asked, choices @ ..] = stripped(texts);
-    let rest = choice(&asked, &choices, &["(A) ", "(B) ", "(C) ", "(D) "], &format!("{THINK} "));
+    let rest = asked(&stripped(texts), BRACKETS, &format!("{THINK} "));
     let before = format!("{READ_TO_THINK}\n\nThe text is too long and omitted here.\n\n{rest}");
     Some((before, format!("\n\nBased on the above, what is the single, most likely answer choice? {FORMAT_LINE}")))
 }
@@ -100,23 +104,22 @@ fn stripped(texts: &[String; 6]) -> [String; 6] {
 }
 
 fn worded(texts: &[String; 6], letter: &str, wording: LongBenchPrompt) -> TextRow {
-    let brackets = ["(A) ", "(B) ", "(C) ", "(D) "];
+    let upstream = || format!("{ANSWER_PREFIX}({letter})");
     let (prompt, completion) = match wording {
-        LongBenchPrompt::Upstream => (question(&stripped(texts), &brackets, FORMAT_LINE), format!("{ANSWER_PREFIX}({letter})")),
-        LongBenchPrompt::UpstreamCot => (thinking(&stripped(texts), &brackets), format!("{ANSWER_PREFIX}({letter})")),
+        LongBenchPrompt::Upstream => (behind_text(READ, &stripped(texts), BRACKETS, FORMAT_LINE), upstream()),
+        LongBenchPrompt::UpstreamCot => (behind_text(READ_TO_THINK, &stripped(texts), BRACKETS, THINK), upstream()),
         LongBenchPrompt::UpstreamNoContext => {
-            let [_, asked, choices @ ..] = stripped(texts);
             let tail = format!("What is the single, most likely answer choice? {FORMAT_LINE}");
-            (choice(&asked, &choices, &brackets, &tail), format!("{ANSWER_PREFIX}({letter})"))
+            (asked(&stripped(texts), BRACKETS, &tail), upstream())
         }
         LongBenchPrompt::KeysValues => {
             let tail = format!("{FORMAT_LINE}\n\nAnswer:\n{ANSWER_PREFIX}");
-            (question(texts, &["A: ", "B: ", "C: ", "D: "], &tail), letter.to_owned())
+            (behind_text(READ, texts, COLONS, &tail), letter.to_owned())
         }
         LongBenchPrompt::LmEval => {
             let mut own = texts.clone();
             strip(&texts[1]).clone_into(&mut own[1]);
-            (question(&own, &brackets, "Answer:"), format!(" {letter}"))
+            (behind_text(READ, &own, BRACKETS, "Answer:"), format!(" {letter}"))
         }
     };
     TextRow { prompt, completion, references: vec![letter.to_owned()] }
@@ -137,21 +140,15 @@ fn reply_prefix(wording: LongBenchPrompt) -> &'static str {
 }
 
 /// The text, and what is asked about it: all places are filled at once, so that none is looked for in what fills another.
-fn question([context, asked, choices @ ..]: &[String; 6], letters: &[&str; 4], tail: &str) -> String {
-    let rest = choice(asked, choices, letters, tail);
-    format!("Please read the following text and answer the question below.\n\n<text>\n{context}\n</text>\n\n{rest}")
+fn behind_text(first_line: &str, texts: &[String; 6], marks: [&str; 4], tail: &str) -> String {
+    let (context, rest) = (&texts[0], asked(texts, marks, tail));
+    format!("{first_line}\n\n<text>\n{context}\n</text>\n\n{rest}")
 }
 
-/// The same, to be thought about.
-fn thinking([context, asked, choices @ ..]: &[String; 6], letters: &[&str; 4]) -> String {
-    let rest = choice(asked, choices, letters, THINK);
-    format!("{READ_TO_THINK}\n\n<text>\n{context}\n</text>\n\n{rest}")
-}
-
-fn choice(asked: &str, [a, b, c, d]: &[String; 4], letters: &[&str; 4], tail: &str) -> String {
-    let [before_a, before_b, before_c, before_d] = letters;
+fn asked([_, question, a, b, c, d]: &[String; 6], marks: [&str; 4], tail: &str) -> String {
+    let [before_a, before_b, before_c, before_d] = marks;
     format!(
-        "What is the correct answer to this question: {asked}\nChoices:\n\
+        "What is the correct answer to this question: {question}\nChoices:\n\
          {before_a}{a}\n{before_b}{b}\n{before_c}{c}\n{before_d}{d}\n\n{tail}"
     )
 }

@@ -25,7 +25,6 @@ use crate::units::Fault;
 pub(super) use detect::detect;
 pub(super) use format::{ExampleReader, RowFormat};
 
-/// All formats, in the order in which they are listed.
 const FORMATS: &[&RowFormat] = &[
     &longbench_v2::FORMAT,
     &prompt_completion::FORMAT,
@@ -38,13 +37,11 @@ const FORMATS: &[&RowFormat] = &[
     &helmet::FORMAT,
 ];
 
-/// The format of a name.
 pub(super) fn registered(name: &str) -> Result<&'static RowFormat, Fault> {
     let format = FORMATS.iter().copied().find(|format| format.facts.name == name);
     format.ok_or_else(|| Fault::usage(format!("there is no `data.format = \"{name}\"`"), "leave it out: rows tell it"))
 }
 
-/// What recipes know of all formats.
 pub fn formats() -> Vec<&'static DataFormat> {
     FORMATS.iter().map(|format| &format.facts).collect()
 }

@@ -33,8 +33,7 @@ pub(super) const FORMAT: RowFormat = RowFormat {
     })
 };
 
-/// What a row says. With a classification head `label` is the class by its number or its name; where there is none the completion must be
-/// one of the names, without space around it.
+/// What a row says. With a classification head `label` is the class; where there is none the completion must be one of their names.
 fn content(row: &mut DataRow, classes: Option<&Classes>, tokenizer: &Tokenizer) -> Result<Content, Fault> {
     if classes.is_none() && row.fields().get("prompt").is_some_and(is_conversational) {
         let prompt = row.require("prompt")?;
@@ -69,10 +68,9 @@ pub(super) fn classified(
     // CSV has texts alone.
     let is_place = field == "label" && !classes.have_numbers_for_names();
     let number = || answer.parse().ok().filter(|&class| is_place && class < classes.count);
-    match classes.find(answer, tokenizer)?.or_else(number) {
-        Some(class) => Ok(Content::TextClass { prompt, class }),
-        None => Err(row.bad(field, format!("one of the labels {}", classes.describe()), format!("`{answer}`"))),
-    }
+    let bad = || row.bad(field, format!("one of the labels {}", classes.describe()), format!("`{answer}`"));
+    let class = classes.find(answer, tokenizer)?.or_else(number).ok_or_else(bad)?;
+    Ok(Content::TextClass { prompt, class })
 }
 
 #[cfg(test)]

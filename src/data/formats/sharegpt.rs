@@ -40,10 +40,7 @@ const CALL: &str = "function_call";
 /// `roles` are those of further tags.
 fn conversation(row: &mut DataRow, roles: &BTreeMap<String, String>) -> Result<ChatSample, Fault> {
     const FIELD: &str = "conversations";
-    let turns = match row.require(FIELD)? {
-        Value::Array(turns) => turns,
-        other => return Err(row.bad(FIELD, "a list of objects with `from` and `value`", kind(&other))),
-    };
+    let turns = row.array(FIELD, "a list of objects with `from` and `value`")?;
     let mut messages = Vec::with_capacity(turns.len() + 1);
     if let Some(system) = row.optional_text("system")?.filter(|text| !text.is_empty()) {
         messages.push(message("system", &system));

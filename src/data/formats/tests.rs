@@ -18,7 +18,7 @@ fn told(row: &Value, family: Option<HelmetFamily>) -> (String, String, Vec<Strin
     fixture.recipe.family = family;
     fixture.recipe.format = family.map(|_| "helmet".to_owned());
     let splits = fixture.open().unwrap();
-    assert_eq!(splits.files[0].format.is_some(), family.is_none());
+    assert_eq!(splits.files[0].source.told.is_some(), family.is_none());
     let question = splits.train.question(0).unwrap();
     let inputs = &splits.train.batch(&[0]).unwrap().sequences[0].inputs;
     let text = |ids: &[u32]| tokenizer().decode(ids).unwrap();
@@ -30,7 +30,10 @@ fn all_of_a_text_is_trained() {
     let mut fixture = Fixture::new("text", lines(&[json!({"text": "the cache holds"}), json!({"text": "key"})]));
     fixture.recipe.format = None;
     let splits = fixture.open().unwrap();
-    assert_eq!(splits.files[0].format.as_deref().map(|told| told.starts_with("`text` by the fields `text` of ")), Some(true));
+    assert_eq!(
+        splits.files[0].source.told.as_deref().map(|told| told.starts_with("`text` by the fields `text` of ")),
+        Some(true)
+    );
     let sequence = splits.train.batch(&[0]).unwrap().sequences.swap_remove(0);
     let ids = tokenizer().encode("the cache holds").unwrap();
     assert_eq!(sequence.inputs, ids);
@@ -258,7 +261,7 @@ fn columns_that_people_have_are_the_fields_of_a_format() {
         fixture.recipe.chat.chat_template = Some(TemplateChoice("{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>' }}{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}".to_owned()));
         let splits = fixture.open().map_err(|error| (error.to_string(), error.hint().unwrap_or_default()))?;
         let inputs = &splits.train.batch(&[0]).unwrap().sequences[0].inputs;
-        Ok::<_, (String, String)>((splits.files[0].format.clone().unwrap(), tokenizer().decode(inputs).unwrap()))
+        Ok::<_, (String, String)>((splits.files[0].source.told.clone().unwrap(), tokenizer().decode(inputs).unwrap()))
     };
     let pairs =
         [("question", "answer"), ("instruction", "response"), ("input", "output"), ("query", "response"), ("prompt", "answer")];

@@ -18,7 +18,6 @@ pub(super) const FORMAT: RowFormat = RowFormat {
     ..RowFormat::new(FACTS, |reader, row| content(row, reader.classes, reader.tokenizer()?).map(Example::new))
 };
 
-/// What a row says. With a classification head `label` is its class.
 fn content(row: &mut DataRow, classes: Option<&Classes>, tokenizer: &Tokenizer) -> Result<Content, Fault> {
     let text = row.text("text")?;
     match classes {

@@ -12,7 +12,7 @@ use crate::data::batch::IGNORE;
 use crate::data::example::{Content, Example};
 use crate::data::faults::{self, RowFault};
 use crate::data::label_tokens::Classes;
-use crate::data::rows::{DataRow, class, kind};
+use crate::data::rows::{DataRow, class};
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
@@ -26,6 +26,8 @@ pub(super) const FORMAT: RowFormat = RowFormat {
     ..RowFormat::new(FACTS, |reader, row| content(row, reader.classes, reader.encoder.vocab_size).map(Example::new))
 };
 
+const INTEGERS: &str = "an array of integers";
+
 /// What a row says; every id is checked against the model's vocabulary.
 fn content(row: &mut DataRow, classes: Option<&Classes>, vocab_size: usize) -> Result<Content, Fault> {
     let ids = ids(row, vocab_size)?;
@@ -38,7 +40,7 @@ fn content(row: &mut DataRow, classes: Option<&Classes>, vocab_size: usize) -> R
 
 /// The tokens that are no pads by `attention_mask`; refused are holes in it, and `position_ids` of several sequences in one row.
 fn seen(row: &mut DataRow, count: usize) -> Result<Range<usize>, Fault> {
-    let mut column = |field| row.has(field).then(|| array(row, field)).transpose();
+    let mut column = |field| row.has(field).then(|| row.array(field, INTEGERS)).transpose();
     let (mask, positions) = (column("attention_mask")?, column("position_ids")?);
     for (field, values) in [("attention_mask", &mask), ("position_ids", &positions)] {
         if let Some(values) = values.as_ref().filter(|values| values.len() != count) {
@@ -71,15 +73,8 @@ fn seen(row: &mut DataRow, count: usize) -> Result<Range<usize>, Fault> {
     }
 }
 
-fn array(row: &mut DataRow, field: &'static str) -> Result<Vec<Value>, Fault> {
-    match row.require(field)? {
-        Value::Array(values) => Ok(values),
-        other => Err(row.bad(field, "an array of integers", kind(&other))),
-    }
-}
-
 fn ids(row: &mut DataRow, vocab_size: usize) -> Result<Vec<u32>, Fault> {
-    let values = array(row, "input_ids")?;
+    let values = row.array("input_ids", INTEGERS)?;
     if values.is_empty() {
         return Err(row.bad("input_ids", "at least 1 token id", "an empty array"));
     }
@@ -100,7 +95,7 @@ fn labels(row: &mut DataRow, ids: &[u32]) -> Result<Vec<bool>, Fault> {
         let found = format!("the class `label` {class}");
         return Err(row.bad("label", "`labels` (one per token), as the head `next_token` needs them", found));
     }
-    let values = array(row, "labels")?;
+    let values = row.array("labels", INTEGERS)?;
     if values.len() != ids.len() {
         return Err(row.bad("labels", format!("{} entries, one per token", ids.len()), values.len().to_string()));
     }

@@ -57,7 +57,6 @@ pub(super) fn each<E: From<Fault>>(path: &Path, limit: usize, sink: Sink<'_, E>)
     Ok(())
 }
 
-/// The batches in the order of the footer.
 fn file_batches(file: Buffer) -> Result<NextBatch, String> {
     let (footer, schema) = footer(&file)?;
     let mut decoder = FileDecoder::new(Arc::new(schema), footer.version());

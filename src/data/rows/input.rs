@@ -14,7 +14,6 @@ use crate::units::{Fault, quoted};
 /// Bytes that are looked at to find out what a file is.
 const BEGINNING: u64 = 1 << 16;
 
-/// Bytes that are read at once.
 const BUFFER: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +43,6 @@ impl Input {
         error_of(&self.path, self.packing, error)
     }
 
-    /// That the file is one JSON object.
     pub(super) fn one_object(&self) -> Fault {
         let within = self.array_within.as_ref().map(|field| format!(", whose field `{field}` is an array"));
         let message = format!("expected an array of records, found one object{}", within.unwrap_or_default());

@@ -15,8 +15,7 @@ use crate::units::Fault;
 /// Blank lines in a row that are skipped: a packed file may hold any number.
 const MAX_BLANK: usize = 1 << 20;
 
-/// Bytes behind the limit after which nothing is looked for any more: a file of a terabyte without an end of line is none of lines,
-/// whatever is to become of bad rows.
+/// Bytes behind the limit after which a file without an end of line is none of lines, whatever is to become of bad rows.
 const NO_LINE: u64 = 1 << 29;
 
 /// Hands over each line that is not blank; only `\n` ends a line.

@@ -28,10 +28,8 @@ pub(super) use row::{DataRow, ENOUGH, Sink, class, kind};
 pub use sources::SplitName;
 pub(super) use sources::find;
 
-/// Hands over the rows of a file in their order. No more than a few rows are in memory. Of the recipe its longest line and its columns count.
-///
-/// # Errors
-/// The file cannot be read, is damaged or cut off; or `sink` refuses.
+/// Hands over the rows of a file in their order, a few of which are in memory. Of the recipe its longest line and its columns count. Fails where
+/// the file cannot be read, is damaged or cut off, or `sink` refuses.
 pub(super) fn each<E: From<Fault>>(path: &Path, recipe: &DataRecipe, sink: Sink<'_, E>) -> Result<(), E> {
     let mut renamed = |row: Result<DataRow, Fault>| sink(row.and_then(|row| row.renamed(&recipe.columns)));
     let limit = recipe.max_line_bytes;

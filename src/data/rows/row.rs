@@ -9,8 +9,7 @@ use crate::data::faults::RowFault;
 use crate::data::sample_place::SamplePlace;
 use crate::units::{Fault, listed, quoted};
 
-/// Rows are handed to it: sound ones, and what is wrong with those that are not. Its own errors end the walk; as an `Option<Fault>` such an
-/// error is [`ENOUGH`] where nobody asks for any further rows.
+/// Takes rows, or what is wrong with them. Its own errors end the walk; as an `Option<Fault>` one is [`ENOUGH`] where nobody asks for more.
 pub(in crate::data) type Sink<'a, E> = &'a mut dyn FnMut(Result<DataRow, Fault>) -> Result<(), E>;
 
 /// What ends a walk over rows without an error.
@@ -20,7 +19,6 @@ pub(in crate::data) const ENOUGH: Option<Fault> = None;
 pub(in crate::data) struct DataRow {
     fields: Map<String, Value>,
     place: SamplePlace,
-    /// The types of columns by name, where the file has any.
     types: Option<Arc<BTreeMap<String, String>>>,
 }
 
@@ -82,21 +80,22 @@ impl DataRow {
         }
     }
 
-    /// Takes a text field that may be missing.
     pub(in crate::data) fn optional_text(&mut self, field: &str) -> Result<Option<String>, Fault> {
         if self.has(field) { self.text(field).map(Some) } else { Ok(None) }
     }
 
     /// Takes an array; an empty one where the field is missing.
     pub(in crate::data) fn list(&mut self, field: &str) -> Result<Vec<Value>, Fault> {
-        match self.take(field) {
-            None => Ok(Vec::new()),
-            Some(Value::Array(values)) => Ok(values),
-            Some(other) => Err(self.bad(field, "an array", kind(&other))),
+        if self.has(field) { self.array(field, "an array") } else { Ok(Vec::new()) }
+    }
+
+    pub(in crate::data) fn array(&mut self, field: &str, expected: &str) -> Result<Vec<Value>, Fault> {
+        match self.require(field)? {
+            Value::Array(values) => Ok(values),
+            other => Err(self.bad(field, expected, kind(&other))),
         }
     }
 
-    /// Takes an array of at least one text.
     pub(in crate::data) fn texts(&mut self, field: &str) -> Result<Vec<String>, Fault> {
         let found = match self.require_as(field, "an array of at least 1 string")? {
             Value::Array(texts) if texts.is_empty() => "an empty array".to_owned(),
@@ -140,13 +139,10 @@ impl DataRow {
 /// The class by its number, at the key `label`.
 pub(in crate::data) fn class(row: &mut DataRow, num_classes: usize) -> Result<usize, Fault> {
     let value = row.require("label")?;
-    let class = value.as_u64().filter(|&class| class < num_classes as u64);
-    class
-        .map(|class| class as usize)
-        .ok_or_else(|| row.bad("label", format!("a class from 0 to {}", num_classes - 1), value.to_string()))
+    let class = value.as_u64().map(|class| class as usize).filter(|&class| class < num_classes);
+    class.ok_or_else(|| row.bad("label", format!("a class from 0 to {}", num_classes - 1), value.to_string()))
 }
 
-/// What a value is, for messages.
 pub(in crate::data) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -52,10 +52,8 @@ impl fmt::Display for SplitName {
     }
 }
 
-/// The files behind paths, in the order in which they are read. What is left out of folders is added to `notes`, in words.
-///
-/// # Errors
-/// One of them is not there, matches nothing, lacks a shard, or stands for a file that stands there already.
+/// The files behind paths, in the order in which they are read; what is left out of folders is added to `notes`, in words. Fails where a path is
+/// not there, matches nothing, lacks a shard, or stands for a file that another stands for already.
 pub(in crate::data) fn find(paths: &[PathBuf], wanted: SplitName, notes: &mut Vec<String>) -> Result<Vec<PathBuf>, Fault> {
     let mut files = Vec::new();
     for path in paths {
@@ -242,10 +240,8 @@ fn saved_files(folder: &Path, wanted: SplitName) -> Result<Option<Vec<PathBuf>>,
             return Err(faults::bad_source(folder, &message));
         };
         let of_split = folder.join(&splits[at]);
-        return match shards(&of_split)? {
-            Some(files) => Ok(Some(files)),
-            None => Err(faults::bad_source(&of_split, "`state.json` of the split is missing")),
-        };
+        let missing = || faults::bad_source(&of_split, "`state.json` of the split is missing");
+        return shards(&of_split)?.ok_or_else(missing).map(Some);
     }
     shards(folder)
 }
