@@ -50,17 +50,17 @@ struct Qh2oParams {
 }
 
 pub(super) fn h2o(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    HeavyHitters::build(choice, choice.params()?, cache_length, Gives::Attention, None)
+    HeavyHitters::build(choice, &choice.params()?, cache_length, Gives::Attention, None)
 }
 
 pub(super) fn h2o_vlen(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    HeavyHitters::build(choice, choice.params()?, cache_length, Gives::ValueWeighted, None)
+    HeavyHitters::build(choice, &choice.params()?, cache_length, Gives::ValueWeighted, None)
 }
 
 pub(super) fn h2o_orig(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let H2oOrigParams { keep_initial_fraction, score_prefill } = choice.params()?;
     let params = HeavyHittersParams { keep_initial_fraction, score_prefill, ..HeavyHittersParams::default() };
-    HeavyHitters::build(choice, params, cache_length, Gives::BatchAttention, None)
+    HeavyHitters::build(choice, &params, cache_length, Gives::BatchAttention, None)
 }
 
 pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
@@ -81,7 +81,7 @@ fn beside_error(choice: &PolicyRecipe, cache_length: usize, gives: Gives) -> Res
         score_prefill: p.score_prefill,
     };
     let attention = fraction(choice, "combination_constant", p.combination_constant.unwrap_or(0.5))?;
-    HeavyHitters::build(choice, params, cache_length, gives, Some(attention))
+    HeavyHitters::build(choice, &params, cache_length, gives, Some(attention))
 }
 
 /// What a query gives to an entry.
@@ -111,7 +111,7 @@ struct HeavyHitters {
 impl HeavyHitters {
     fn build(
         choice: &PolicyRecipe,
-        params: HeavyHittersParams,
+        params: &HeavyHittersParams,
         cache_length: usize,
         gives: Gives,
         beside_error: Option<f64>,
