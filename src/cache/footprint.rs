@@ -30,6 +30,7 @@ impl CacheShape {
         })
     }
 
+    /// Keys, values and positions of so many slots.
     pub fn slot_bytes(&self, slots: usize) -> Bytes {
         let of_plane = |(_, width, kind): (String, i64, Kind)| width as u64 * kind.elt_size_in_bytes() as u64;
         let planes = self.planes().into_iter().map(of_plane).sum::<u64>();

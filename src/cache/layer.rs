@@ -157,14 +157,17 @@ impl LayerCache {
         pages.pop().filter(|_| pages.is_empty())
     }
 
+    /// The first slot of the region of the chunk that was written last.
     pub fn region(&self, span: &ChunkSpan) -> i64 {
         (self.filled - span.len) as i64
     }
 
+    /// Brings keys and values to the device, ahead of their use.
     pub fn prefetch(&mut self) {
         self.buffer.prefetch();
     }
 
+    /// Lets keys and values wait on the host, where the cache is offloaded.
     pub fn offload(&mut self) {
         self.buffer.offload();
     }

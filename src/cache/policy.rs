@@ -25,6 +25,7 @@ pub(super) enum Agreement {
 pub struct Entries<'a> {
     pub cache_length: usize,
     pub num_evicted: usize,
+    /// Tokens of the prefill span.
     pub prefill: usize,
     /// Position of the next token, which is the number of tokens seen.
     pub next_position: usize,
@@ -100,7 +101,8 @@ pub trait ChunkAttention {
     /// probabilities, as the mean over the query heads of a KV head. The queries of pads do not count.
     fn mass(&self, queries: Queries) -> Tensor;
 
-    /// The attention weights of the chunk's last queries, few ones: `(B, H, w, filled)`, by query head and query. Those of pads are zero.
+    /// The attention weights of the chunk's last `w` queries, `(B, H, w, filled)`, by query head and query; zero for pads. The whole matrix is
+    /// made: for few queries.
     fn weights(&self, last: usize) -> Tensor;
 
     /// The chunk's queries `(B, H, n, D)`, turned to their positions, and the factor on `q · k`. A layer may cap its scores softly: who

@@ -117,6 +117,7 @@ impl LayerLog {
 /// The choices of all layers, with the chunks they belong to.
 #[derive(Clone, Debug)]
 pub struct ReplayLog {
+    /// In the order of writing.
     pub spans: Vec<ChunkSpan>,
     /// Slots of each layer (at most the longest sequence's tokens).
     pub cache_lengths: Vec<usize>,

@@ -47,6 +47,7 @@ impl Routing {
         <[i64; 3]>::try_from(self.chosen.size()).unwrap_or_default()
     }
 
+    /// The choices `(B, n, k)`, int64.
     pub fn chosen(&self, device: Device) -> Tensor {
         or_panic(self.chosen.fetch(device)).to_kind(Kind::Int64)
     }

@@ -39,9 +39,11 @@ impl OptimizerTensors for Vec<(String, Tensor)> {
 pub struct Snapshot<'a> {
     /// The model, of which what is trained is saved: its adapter, or all weights as a model directory.
     pub model: &'a Model,
+    /// Name or path of the model that an adapter belongs to.
     pub base_model: &'a str,
     /// The optimiser's tensors, which all but the last checkpoint keep.
     pub optimizer: &'a dyn OptimizerTensors,
+    /// Further files, by their names.
     pub beside: &'a [(String, Vec<u8>)],
     pub state: &'a TrainState,
 }

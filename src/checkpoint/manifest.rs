@@ -25,6 +25,7 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
     pub size: u64,
+    /// Of the content, in hexadecimal.
     pub blake3: String,
 }
 

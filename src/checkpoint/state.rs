@@ -66,6 +66,7 @@ pub struct TrainState {
     pub seed: u64,
     pub kind: SaveKind,
     pub best: Option<Best>,
+    /// Hash of the model directory.
     pub model_hash: String,
     /// Hash of the training file's content: the data position is one in this file.
     pub data_hash: String,

@@ -62,7 +62,7 @@ impl Check {
         {
             console::note(&note);
         }
-        let first_trained = TrainedPart::of(&config, recipe.lora.as_ref())?.first_layer();
+        let first_trained = TrainedPart::of(&config, recipe.lora.as_ref())?.first_layer;
         for note in notes(&recipe, engine.settings(), &config, first_trained) {
             console::note(&note);
         }

@@ -7,7 +7,8 @@ use super::tokenizer::Tokenizer;
 use crate::recipe::{ClassList, Labels};
 use crate::units::{Fault, quoted};
 
-/// The token of each class, in the order of the labels: a label given as text must be exactly one. No two may be the same.
+/// The token of each class, in the order of the labels: a label given as text is encoded without special tokens and must be
+/// exactly one; no two may be the same. The loss is taken over the logits of these.
 pub fn label_tokens(labels: &Labels, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, Fault> {
     let tokens = match labels {
         Labels::Tokens(tokens) => tokens.clone(),

@@ -16,6 +16,7 @@ pub struct FileReport {
     pub bad: usize,
     /// The other rows, by what becomes of them.
     pub samples: LengthCounts,
+    /// Tokens that a sample may have.
     pub limit: usize,
     /// Samples with the same tokens as an earlier one. They are not left out.
     pub duplicates: usize,

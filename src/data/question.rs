@@ -36,7 +36,9 @@ pub struct FollowUp {
 /// What `LongBench` v2 reports samples under.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleGroups {
+    /// `easy` or `hard`.
     pub difficulty: String,
+    /// `short`, `medium` or `long`.
     pub length: String,
     pub domain: String,
 }

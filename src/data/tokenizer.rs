@@ -1,5 +1,6 @@
 //! A model's own tokenizer: text to token ids, and which id ends a sequence.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -15,7 +16,7 @@ use crate::units::{Fault, abridged};
 pub(super) type Offsets = Vec<(usize, usize)>;
 
 /// The `tokenizer.json` of a model directory, or what a GGUF file has in its place. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Tokenizer {
     encoder: Arc<tokenizers::Tokenizer>,
     without_post_processor: Arc<OnceLock<tokenizers::Tokenizer>>,
@@ -182,6 +183,12 @@ impl Tokenizer {
 
     pub(super) fn error(&self, message: &str) -> Fault {
         faults::bad_tokenizer(&self.path, message)
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer").field("path", &self.path).field("ends", &self.ends).finish_non_exhaustive()
     }
 }
 

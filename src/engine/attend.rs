@@ -71,7 +71,9 @@ impl Column<'_> {
         let mut outs = Vec::with_capacity(lengths.len());
         for (i, span) in self.spans.iter().enumerate() {
             let own = KvBlock::of_planes(planes.iter().map(|parts| parts[i].shallow_clone()));
-            outs.push(attend(span, &Qkv { q_bhnd: q[i].shallow_clone(), own, ..qkv.clone() })?);
+            let sink_logit_h = qkv.sink_logit_h.as_ref().map(Tensor::shallow_clone);
+            let tokens = Qkv { q_bhnd: q[i].shallow_clone(), own, rule: qkv.rule, sink_logit_h, joined: None };
+            outs.push(attend(span, &tokens)?);
         }
         if pads > 0 {
             outs.push(q[self.spans.len()].zeros_like());

@@ -8,8 +8,10 @@ use crate::cache::ChunkSpan;
 /// Chunks of a batch, and their grouping into columns of cells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkPlan {
+    /// In the order of writing.
     pub spans: Vec<ChunkSpan>,
     pub columns: Vec<Range<usize>>,
+    /// Tokens of the prefill span.
     pub prefill: usize,
     /// How the tokens are cut that come after `spans`.
     cuts: Cuts,

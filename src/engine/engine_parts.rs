@@ -27,6 +27,7 @@ pub struct Engine {
 pub struct Stores {
     /// Hidden states at the borders of layer bands.
     pub layer_checkpoints: Store,
+    /// Keys and values that were overwritten.
     pub undo_log: Store,
     /// Attention's outputs, where they are kept. On a CPU they stay where they are instead.
     pub attention_outputs: Store,
@@ -73,5 +74,6 @@ pub struct MicroBatchGradients {
     /// Gradients by the names of the model's parameters, in their dtype, or in f32 for bf16; zero where one had no influence. On the
     /// host where the weights wait there.
     pub gradients: BTreeMap<String, Tensor>,
+    /// The choices that were replayed.
     pub log: ReplayLog,
 }

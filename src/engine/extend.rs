@@ -69,8 +69,8 @@ impl Session {
             return false;
         }
         self.layers.iter().for_each(|layer| locked(layer).cache.crop(tokens));
-        // A session that keeps no choices knows of the last chunk alone.
-        for last in &mut self.plan.spans {
+        self.plan.forget();
+        if let Some(last) = self.plan.spans.last_mut() {
             *last = ChunkSpan { start: tokens - 1, len: 1, real: vec![1; last.num_sequences()], ..*last };
         }
         true

@@ -1,4 +1,5 @@
-//! One layer's cache during a step, with the logs that belong to it: what the three kinds of attention below share.
+//! One layer's cache during a step, with the logs that belong to it: what the three kinds of attention below share; and one budget
+//! over the heads of all layers.
 
 use std::sync::{Arc, Mutex};
 
@@ -301,8 +302,9 @@ impl LayerState {
         Qkv {
             q_bhnd: placement.place(&tokens.q_bhnd),
             own: KvBlock { valid: self.cache.valid_in_region(span), visible_until, ..own },
+            rule: tokens.rule,
+            sink_logit_h: tokens.sink_logit_h.as_ref().map(Tensor::shallow_clone),
             joined: None,
-            ..tokens.clone()
         }
     }
 }

@@ -174,6 +174,7 @@ impl Settings {
         FixedCaches::of(&self.slots, &self.policies, self.kv_cache.chunking, self.kv_cache.randomize_chunk_sizes)
     }
 
+    /// Slots of each layer for a batch planned as `plan`.
     pub fn slots(&self, plan: &ChunkPlan) -> Vec<usize> {
         self.slots.iter().map(|slots| slots.count(plan.len(), plan.longest_chunk())).collect()
     }

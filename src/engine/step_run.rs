@@ -1,4 +1,4 @@
-//! A step under way: what its two phases share.
+//! A step under way: what its two phases share, the gradients that are summed outside of leaves, and what is held at an event.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

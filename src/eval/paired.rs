@@ -17,6 +17,7 @@ pub struct PairedDifference {
 /// What a sample contributes to a figure of an evaluation.
 #[derive(Clone, Copy, Debug)]
 pub struct Contribution {
+    /// Index of the sample in its file.
     pub sample: u64,
     /// The figure's sum over the sample.
     pub sum: f64,

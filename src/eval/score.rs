@@ -52,6 +52,7 @@ pub struct SampleLoss {
     /// Index of the sample in its file, counted from 0.
     pub sample: u64,
     pub tokens: usize,
+    /// Whether its target is a class.
     pub has_class: bool,
     pub loss: SequenceLoss,
     /// The cross-entropy of each target, in their order; empty where they are not kept.

@@ -143,7 +143,8 @@ pub fn put_dir(place: &Path, fill: impl FnOnce(&Path) -> Result<(), Fault>) -> R
     })
 }
 
-/// Puts the directory `staged` in the place of `target` beside it, atomically; returns where the one now lies that stood there before.
+/// Puts the directory `staged` in the place of `target` beside it, atomically; returns where the one now lies that stood there before. The
+/// new name is durable after [`sync_dir`] of the parent.
 pub fn replace_dir(staged: &Path, target: &Path) -> Result<Option<PathBuf>, Fault> {
     let failed = io_fault("rename to", target);
     if target.symlink_metadata().is_err() {

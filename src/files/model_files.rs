@@ -39,7 +39,8 @@ pub fn read_of_model(dir: &Path, name: &str, kind: FileKind) -> Result<Option<Ve
     Ok(Some(to_json(&value)))
 }
 
-/// A file of [`read_of_model`] that is to be copied beside what is made of the model. It, and its folder, must not lead out of the model.
+/// A file of [`read_of_model`] that is to be copied beside what is made of the model. It, and its folder, must not lead out of the model: that
+/// is an error of kind [`FaultKind::ForeignLink`](crate::units::FaultKind::ForeignLink).
 pub fn read_companion(dir: &Path, name: &str) -> Result<Option<Vec<u8>>, Fault> {
     // Beside a GGUF file that is named itself its folder is the model's.
     let home = if dir.is_dir() { dir } else { parent(dir) };

@@ -46,6 +46,7 @@ struct Prefill {
 }
 
 impl<'a> Generator<'a> {
+    /// `width` texts go on at the same time.
     pub fn new(engine: &'a Engine, model: &'a Model, tokenizer: Option<&'a Tokenizer>, width: usize) -> Self {
         Self {
             engine,

@@ -24,11 +24,14 @@ pub struct RunFigures {
     pub seconds: f64,
     /// Tokens by time, over all steps.
     pub tokens_per_second: Option<f64>,
+    /// Training loss, nats per target.
     pub loss: Option<CurveEnds>,
     pub eval_loss: Option<CurveEnds>,
     /// The best validation, as the newest checkpoint knows it.
     pub best: Option<Best>,
+    /// Share of the entries that left by the policy, 0 to 1.
     pub evicted: Option<f64>,
+    /// Tokens that came before such an entry left, on average.
     pub mean_stay: Option<f64>,
     /// The largest resident size, in bytes.
     pub peak_memory: Option<u64>,

@@ -13,7 +13,7 @@ use super::rouge::RougeMeasure;
 use super::{bags, infinitebench, longbench_v1, longbench_v2, python, ruler};
 
 /// What says how good a prediction is: a number from 0 to 1, of the best reference unless it says otherwise. What each one counts, and which
-/// benchmark it is of, says the function that [`Metric::score`] calls.
+/// benchmark it is of, says `docs/reference/metrics.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
     ExactMatch,

@@ -82,11 +82,12 @@ pub struct TrainedPart {
     /// The projections that have matrices of an adapter in some layer.
     pub targets: Vec<Projection>,
     /// The lowest layer that the gradient of something trained passes; the number of layers where only what is behind them is trained.
-    first_layer: usize,
+    pub first_layer: usize,
     pub numbers: usize,
     /// The part of `numbers` before the first layer: of the embedding, or of what is added to it.
     pub embedding_numbers: usize,
-    /// The part behind the last, the same as that before the first where they are tied: of the output projection, or of what scores classes.
+    /// The part behind the last layer, with the final norm: of the output projection (the embedding once more, where they are tied), or of what
+    /// scores classes.
     pub output_numbers: usize,
     pub has_dropout: bool,
     /// Whether the lengths of rows are trained by themselves.
@@ -126,11 +127,6 @@ impl TrainedPart {
             has_dropout: lora.dropout > 0.0,
             has_magnitudes: lora.use_dora,
         })
-    }
-
-    /// The lowest layer that a gradient passes, as [`Model::first_trained_layer`](super::Model::first_trained_layer).
-    pub fn first_layer(&self) -> usize {
-        self.first_layer
     }
 }
 
@@ -186,7 +182,7 @@ impl Projection {
     }
 
     /// The projections that are among some targets.
-    pub(super) fn among(targets: &[LoraTarget]) -> Vec<Self> {
+    fn among(targets: &[LoraTarget]) -> Vec<Self> {
         let is_meant = |projection: &Self| targets.iter().any(|target| projection.is_at(&target.linear.spec.path));
         Self::ALL.into_iter().filter(is_meant).collect()
     }

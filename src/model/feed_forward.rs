@@ -181,22 +181,22 @@ impl Experts {
 }
 
 #[derive(Debug)]
-pub(super) struct Router {
-    pub(super) linear: Linear,
+struct Router {
+    linear: Linear,
     spec: ExpertsSpec,
     /// What a router with [`Preference::Sigmoid`] adds for the choice.
-    pub(super) correction_x: Option<Tensor>,
+    correction_x: Option<Tensor>,
 }
 
 impl Router {
-    pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, Fault> {
+    fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, Fault> {
         let linear = Linear::load(weights, layer, &spec.router(hidden), spec.has_wide_router())?;
         let correction = spec.correction().map(|path| weights.load_wide(&layer_tensor(layer.0, &path)));
         Ok(Self { linear, spec: spec.clone(), correction_x: correction.transpose()? })
     }
 
     /// The probability of each expert: `(B, n, E)` in, `(B, n, X)` in the accumulation kind out.
-    pub(super) fn probabilities(&self, x_bne: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
+    fn probabilities(&self, x_bne: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
         let kind = accumulation_kind(x_bne.kind());
         match self.spec.preference {
             Preference::Softmax => self.linear.forward(x_bne, tokens).softmax(-1, kind),
@@ -206,7 +206,7 @@ impl Router {
     }
 
     /// The experts that each token prefers: `(B, n, X)` in, `(B, n, k)` int64 out.
-    pub(super) fn choose(&self, probability_bnx: &Tensor) -> Tensor {
+    fn choose(&self, probability_bnx: &Tensor) -> Tensor {
         no_grad(|| {
             let corrected = self.correction_x.as_ref().map(|correction_x| probability_bnx + correction_x);
             let preferred_bnx = match self.spec.preference {
@@ -218,7 +218,7 @@ impl Router {
     }
 
     /// The weights of the experts that were chosen: `(B, n, X)` and `(B, n, k)` in, `(B, n, k)` out.
-    pub(super) fn weights(&self, probability_bnx: &Tensor, chosen_bnk: &Tensor) -> Tensor {
+    fn weights(&self, probability_bnx: &Tensor, chosen_bnk: &Tensor) -> Tensor {
         let mut weight_bnk = probability_bnx.gather(-1, chosen_bnk, false);
         if self.spec.is_renormalised {
             // The least is nothing beside a sum of softmax; sigmoids may all be 0.
@@ -262,7 +262,7 @@ impl Mlp {
     }
 
     /// Computes as [`Self::forward`] for tokens `(N, E)` by themselves, with low-rank matrices for gate, up and down that lie elsewhere.
-    pub(super) fn forward_added(&self, x_ne: &Tensor, [gate, up, down]: [Option<LowRank<'_>>; 3]) -> Tensor {
+    fn forward_added(&self, x_ne: &Tensor, [gate, up, down]: [Option<LowRank<'_>>; 3]) -> Tensor {
         self.down.forward_added(&self.gated(|linear, index| linear.forward_added(x_ne, [gate, up][index])), down)
     }
 
@@ -288,7 +288,7 @@ impl Mlp {
 }
 
 /// Two tensors of one shape in, the same shape out.
-pub(super) fn activated(activation: Activation, gate: &Tensor, up: &Tensor) -> Tensor {
+fn activated(activation: Activation, gate: &Tensor, up: &Tensor) -> Tensor {
     match activation {
         Activation::Silu => swiglu(gate, up),
         Activation::GeluTanh => geglu(gate, up),

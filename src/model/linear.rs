@@ -270,7 +270,7 @@ impl PissaInit {
     /// The `r` largest singular values of a weight with their vectors, shared evenly between both matrices, as PEFT has them:
     /// `scale · B A` is the nearest to the weight of all matrices of rank r. A weight that is not finite has none, and gets what is not
     /// finite either: the first step says so. `(out, in)` in, of f32 or f64.
-    pub(super) fn of(weight_oi: &Tensor, r: i64, scale: f64) -> Self {
+    fn of(weight_oi: &Tensor, r: i64, scale: f64) -> Self {
         let parts = weight_oi.f_svd(true, true).map(|(u_ok, s_k, v_ik)| {
             let root_r = (s_k.narrow(0, 0, r) / scale).sqrt();
             (v_ik.narrow(1, 0, r).transpose(0, 1) * root_r.unsqueeze(1), u_ok.narrow(1, 0, r) * root_r)
@@ -282,7 +282,7 @@ impl PissaInit {
     }
 
     /// `B A` on a device: `(out, in)` out.
-    pub(super) fn product(&self, device: Device) -> Tensor {
+    fn product(&self, device: Device) -> Tensor {
         self.b_or.to_device(device).matmul(&self.a_ri.to_device(device))
     }
 
@@ -292,7 +292,7 @@ impl PissaInit {
         Self { a_ri: a_ri.narrow(0, r, r).contiguous(), b_or: -b_or.narrow(1, r, r).contiguous() }
     }
 
-    pub(super) fn is(&self, other: &Self) -> bool {
+    fn is(&self, other: &Self) -> bool {
         self.a_ri.equal(&other.a_ri) && self.b_or.equal(&other.b_or)
     }
 }

@@ -23,7 +23,8 @@ impl Model {
 
     pub(super) fn open(source: ModelSource<'_>, kind: Kind, at: ModelPlacement) -> Result<(ModelConfig, Weights), Fault> {
         let config = source.config()?;
-        let mut weights = match GgufFile::of_model(source.dir)? {
+        let gguf = if source.is_drawn { None } else { GgufFile::of_model(source.dir)? };
+        let mut weights = match gguf {
             _ if source.is_drawn => drawn(&config, kind, at),
             Some(file) => Weights::of(WeightSource::Gguf(GgufWeights { file, config: config.clone() }), kind, at),
             None => Weights::open(source.dir, &source.object()?, kind, at)?,
@@ -40,7 +41,7 @@ impl Model {
         Self::build(config, &weights)
     }
 
-    /// Reads a model with every weight a parameter that is trained; a tied matrix is one.
+    /// Reads a model, or draws it, with every weight a parameter that is trained; a tied matrix is one.
     pub fn load_to_train<'a>(
         source: impl Into<ModelSource<'a>>,
         dtype: Dtype,
@@ -48,6 +49,7 @@ impl Model {
     ) -> Result<Self, Fault> {
         let source = source.into();
         let (config, weights) = Self::open(source, kind_of(dtype), at.into())?;
+        // What is drawn is plain, whatever the directory has.
         if !config.packed.forms.is_empty() && !source.is_drawn {
             let dir = abridged(source.dir.display());
             let message = format!("the weights in `{dir}` are packed in few bits, and can not be trained");

@@ -108,7 +108,7 @@ impl LinearSpec {
 }
 
 impl LayerSpec {
-    /// All linears of the layer, in the order in which they are computed. A linear's place is its number in the masks of dropout.
+    /// All linears of the layer on a residual stream of width `hidden`, in the order in which they are computed. A linear's place is its number in the masks of dropout.
     pub fn linears(&self, hidden: usize) -> Vec<LinearSpec> {
         self.attention.linears(hidden).into_iter().chain(self.feed_forward.linears(hidden)).collect()
     }
@@ -267,7 +267,8 @@ impl ExpertsSpec {
 
     /// What is added to the probabilities of the experts for the choice, as a tensor in the layer.
     pub(super) fn correction(&self) -> Option<String> {
-        self.has_wide_router().then(|| format!("{}.{}.e_score_correction_bias", self.names.block, self.names.router))
+        let is_corrected = matches!(self.preference, Preference::Sigmoid { .. });
+        is_corrected.then(|| format!("{}.{}.e_score_correction_bias", self.names.block, self.names.router))
     }
 
     /// Gate, up and down of each expert, where they are apart.

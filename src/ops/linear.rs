@@ -37,6 +37,7 @@ pub struct PackedWeight {
     pub parts: Vec<Tensor>,
     /// Rows and columns of the matrix.
     pub size: [i64; 2],
+    /// The dtype of the matrix.
     pub kind: Kind,
     pub form: Arc<dyn PackedForm>,
 }

@@ -247,7 +247,7 @@ impl Planner<'_> {
         let with_margin = |bytes: Bytes| bytes.0 as f64 * (1.0 + MARGIN as f64 / 100.0);
         let within = |bytes: Bytes, limit: Option<Bytes>| limit.is_none_or(|limit| with_margin(bytes) <= limit.0 as f64);
         let limits = self.machine.limits;
-        let schedule = Schedule::new(&settings, &plan, self.trained.first_layer());
+        let schedule = Schedule::new(&settings, &plan, self.trained.first_layer);
         let operations = Flops::by_part(&spec, &plan, self.batch.num_tokens(), self.batch.num_targets());
         Ok(Alternative {
             cells: schedule.size(),
@@ -266,7 +266,7 @@ impl Planner<'_> {
 
     /// Shapes of cells, as far as they are open, with given stores.
     fn tilings(&self, grad: &GradRecipe, [layer_checkpoints, undo_log]: [StoreRecipe; 2]) -> Vec<GradRecipe> {
-        let trained = self.config.num_layers() - self.trained.first_layer();
+        let trained = self.config.num_layers() - self.trained.first_layer;
         let layers = if grad.is_open(OpenKey::LayersPerCell) { even(trained.max(1)) } else { vec![grad.layers_per_cell] };
         let chunks = self.batch.max_len().div_ceil(self.kv.wanted_chunk_size());
         let widths: Vec<_> = if grad.is_open(OpenKey::ChunksPerCell) {

@@ -50,7 +50,7 @@ impl Flops {
 /// is run once, and the optimiser multiplies no matrices.
 fn parts(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -> [Flops; 6] {
     let config = spec.config;
-    let schedule = Schedule::new(spec.settings, plan, spec.trained.first_layer());
+    let schedule = Schedule::new(spec.settings, plan, spec.trained.first_layer);
     let [mut forward, mut head, mut replay, mut recompute, mut backward] = [Flops::default(); 5];
     for (layer, slots) in spec.settings.slots(plan).into_iter().enumerate() {
         let linear = projections(spec, layer, |_| true);
@@ -94,7 +94,7 @@ fn projections(spec: &StepSpec<'_>, layer: usize, is_run: impl Fn(Projection) ->
         let [out, inner] = projection.shape(&spec.config.layers[layer], spec.config.hidden_size);
         let weight = 2.0 * (out * inner) as f64;
         // Behind what is frozen nobody asks for the gradient of the lowest trained layer's input.
-        let is_first = layer == spec.trained.first_layer() && projection.is_of_attention_input();
+        let is_first = layer == spec.trained.first_layer && projection.is_of_attention_input();
         let to_input = if is_first && !spec.trains_embedding() { 0.0 } else { 1.0 };
         pass.forward += weight;
         pass.backward += weight * (to_input + f64::from(u8::from(trains_weights)));

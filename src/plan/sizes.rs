@@ -93,7 +93,7 @@ pub(super) fn layers(spec: &StepSpec<'_>, plan: &ChunkPlan, columns: &[PlannedCo
     let mut layers: Vec<LayerMemory> = Vec::new();
     for (index, shape) in shapes.iter().enumerate() {
         // The lowest that is trained has no gradient below it.
-        let kind = |layer: usize| (&spec.config.layers[layer], shapes[layer], layer > spec.trained.first_layer());
+        let kind = |layer: usize| (&spec.config.layers[layer], shapes[layer], layer > spec.trained.first_layer);
         let known = (0..index).find(|&other| kind(other) == kind(index)).map(|other| layers[other].clone());
         layers.push(known.unwrap_or_else(|| layer(spec, plan, index, shape)));
     }
@@ -136,7 +136,7 @@ fn footprint<'a>(spec: &StepSpec<'a>, index: usize) -> LayerFootprint<'a> {
         layer: &spec.config.layers[index],
         hidden: spec.config.hidden_size,
         trained: spec.trained,
-        has_gradient_below: index > spec.trained.first_layer() || spec.trains_embedding(),
+        has_gradient_below: index > spec.trained.first_layer || spec.trains_embedding(),
         kind: spec.kind,
         device: spec.device,
         threads: spec.threads,

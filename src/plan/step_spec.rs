@@ -112,7 +112,7 @@ impl<'a> StepSpec<'a> {
         }
         let of_layer = |layer| bytes(self.of_layer(layer), packed.map_or_else(PackedSize::default, |packed| packed.layer(layer)));
         let of_band = |band: Range<usize>| band.map(of_layer).sum();
-        let bands: Vec<u64> = self.settings.layer_bands(self.trained.first_layer()).into_iter().map(of_band).collect();
+        let bands: Vec<u64> = self.settings.layer_bands(self.trained.first_layer).into_iter().map(of_band).collect();
         // A band computes, and the one above or below it is on its way.
         let in_flight = bands.windows(2).map(|pair| pair[0] + pair[1]).max().unwrap_or(bands.iter().sum());
         let layers: u64 = bands.iter().sum();

@@ -186,7 +186,7 @@ words! {
     pub enum OnTooLong {
         Drop = "drop",
         Truncate = "truncate",
-        /// Each of its tokens is a target in one of the windows. Of plain text only, all of which is trained.
+        /// The sample becomes windows; each of its tokens is a target in one of them. Of plain text only, all of which is trained.
         Split = "split",
         Error = "error",
     }
@@ -194,7 +194,7 @@ words! {
 
 words! {
     pub enum OnBadRow {
-        /// The first ten are listed.
+        /// The run does not start; the first ten bad rows are listed.
         Error = "error",
         Drop = "drop",
     }

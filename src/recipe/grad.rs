@@ -193,6 +193,7 @@ pub enum KeepGraph {
     /// The planner decides how many there is room for; none where nobody plans.
     Auto,
     All,
+    /// So many, counted in the order of the backward phase.
     #[serde(untagged)]
     Cells(usize),
 }

@@ -94,7 +94,7 @@ words! {
     pub enum Storage {
         Preallocated = "preallocated",
         Growing = "growing",
-        /// Nothing is copied where it grows.
+        /// Memory grows page by page, and nothing is copied.
         Paged = "paged",
     }
 }

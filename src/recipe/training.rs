@@ -296,9 +296,9 @@ table! {
 }
 
 words! {
-    /// Whatever it is, the run is then saved, and ends.
+    /// What SIGTERM does to what is under way; then the run is saved, and ends.
     pub enum OnSigterm {
-        /// At the next column or cell.
+        /// It is given up at the next column or cell.
         AbandonStep = "abandon_step",
         FinishStep = "finish_step",
     }

@@ -24,7 +24,9 @@ pub struct ServeOptions {
     pub timeout: Duration,
     /// From the beginning of a connection, or the end of a reply, to the end of the head of a request.
     pub header_timeout: Duration,
+    /// Bytes of a request's body at most.
     pub max_body: usize,
+    /// Tokens of a prompt at most.
     pub max_prompt: usize,
     /// Further values of `Host` under which it is asked beyond the loopback's names and `host`, without ports.
     pub allow_hosts: Vec<String>,

@@ -76,6 +76,7 @@ pub fn copies_are_async(device: Device) -> bool {
 /// Copiers by the index of their CUDA device.
 static OF_DEVICES: Mutex<Option<HashMap<usize, Arc<StreamCopier>>>> = Mutex::new(None);
 
+/// There is one for each device.
 pub fn copier_of(device: Device) -> Arc<dyn Copier> {
     #[cfg(test)]
     if let Some(late) = super::delayed::copier() {

@@ -126,7 +126,7 @@ pub(super) fn aligned(length: u64) -> u64 {
     length.next_multiple_of(ALIGNMENT)
 }
 
-/// The free ranges `0..end` of a segment or a file: taken from the front, given back in any order.
+/// The free ranges within `0..end` of a segment or a file: taken from the front, given back in any order.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
     /// Length by start; no two of them touch.

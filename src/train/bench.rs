@@ -86,7 +86,7 @@ impl Bench {
     pub fn attention(&self) -> String {
         let layers = &self.model.config().layers;
         let head_dim = layers.first().map_or(0, |layer| layer.attention.head_dim as i64);
-        KernelsOfHeads::tried(self.model.device(), self.model.kind(), head_dim).names
+        KernelsOfHeads::tried(self.model.device(), self.model.kind(), head_dim).text
     }
 
     fn spec(&self) -> StepSpec<'_> {

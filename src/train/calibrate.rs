@@ -64,7 +64,8 @@ pub fn for_calibration(recipe: &Recipe) -> Recipe {
 }
 
 /// Learns from the samples of a data set that are long enough, and shares the slots of all layers out, so many for each on average. Fails where
-/// no sample is long enough for the largest mean, or all together tell of too few entries or of none that is more important than others.
+/// no sample is long enough for the largest mean, or all together tell of too few entries or of none that is more important than others, or
+/// where a loss is not finite.
 pub fn calibrate(
     recipe: &Recipe,
     model: &Model,

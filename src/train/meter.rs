@@ -13,7 +13,7 @@ pub struct StepMeter<'a> {
     /// Runs from the beginning of the step's last micro-batch.
     pub(super) stopwatch: Option<&'a mut Stopwatch>,
     pub(super) memory: Option<&'a mut MemoryMeter>,
-    /// The resident size that the process is held to.
+    /// The resident size above which freed memory is given back; raised to what the process had then.
     pub(super) limit: Option<&'a mut Bytes>,
 }
 

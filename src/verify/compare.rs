@@ -122,6 +122,7 @@ impl Reference {
     }
 }
 
+/// Bounds on the gradient as a whole.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ErrorBound {
     /// The least cosine with the exact gradient.

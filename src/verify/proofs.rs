@@ -28,9 +28,12 @@ pub struct TilingProof {
     pub apart: Option<f64>,
     /// What is asked of the gradient where stores round; `None` where it is exact.
     pub bound: Option<ErrorBound>,
+    /// Whether the policies chose what they had chosen in the first tiling.
     pub has_first_choices: bool,
+    /// Layers and chunks of the largest cell.
     pub largest_cell: (usize, usize),
     pub cells: (usize, usize),
+    /// How many cells had kept their graph.
     pub kept: usize,
     /// Whether loss and gradient of the last hidden states were made in the cells of the only band, and not in the forward phase.
     pub is_head_in_cells: bool,

@@ -23,6 +23,7 @@ const BLOCK: i64 = 512;
 #[derive(Debug)]
 pub struct Reference {
     pub sequences: Vec<SequenceLoss>,
+    /// By the names of the model's parameters.
     pub gradients: BTreeMap<String, Tensor>,
 }
 

@@ -75,7 +75,7 @@ fn attention_is_that_of_blocks_in_double_precision() {
     tch::manual_seed(3);
     for (kind, bound) in [(Kind::BFloat16, 3e-2), (Kind::Half, 5e-3)] {
         for (width, tokens, slots) in [(128, 512, 1024), (64, 256, 320), (128, 300, 1000), (128, 512, 0), (256, 128, 192)] {
-            let kernels = KernelsOfHeads::tried(device, kind, width).names;
+            let kernels = KernelsOfHeads::tried(device, kind, width).text;
             println!("{kernels}");
             let has_cudnn = width <= 128 && Gpu::at(0).unwrap().capability.0 == 9 && !Numerics::now().0.is_deterministic;
             assert!(

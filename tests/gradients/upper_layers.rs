@@ -94,7 +94,7 @@ fn the_planner_and_the_engine_go_by_the_same_layer() {
     for (lora, first) in cases {
         let model = support::model(&PLAIN);
         let adapter = Adapter::new(model.config(), &lora, 1, PLAIN.kind, PLAIN.device).unwrap();
-        let planned = TrainedPart::of(model.config(), Some(&lora)).unwrap().first_layer();
+        let planned = TrainedPart::of(model.config(), Some(&lora)).unwrap().first_layer;
         assert_eq!((planned, model.with_adapter(adapter).first_trained_layer()), (first, first), "{lora:?}");
     }
     assert_eq!(support::model(&Case { trains: Trains::All, lora: &[], ..PLAIN }).first_trained_layer(), 0);

@@ -12,6 +12,7 @@ use crate::ops::attention::ModelFeature;
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
+/// The kernel of the paper's code.
 const KERNEL: usize = 5;
 /// The part of the attention that the entries of the first stage and the window get together.
 const FIRST_STAGE: f64 = 0.9;

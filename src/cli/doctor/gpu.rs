@@ -111,7 +111,7 @@ fn of_gpu(index: usize, gpu: &Gpu, free: Option<u64>) -> DoctorCheck {
 fn attends(device: Device) -> DoctorCheck {
     let found = KernelsOfHeads::tried(device, Kind::BFloat16, HEAD_DIM);
     let hint = "look at the reasons: the GPU may be too old for these kernels, or libtorch's CUDA half without them";
-    DoctorCheck::judged(ATTENTION, found.names, !found.is_blockwise, hint)
+    DoctorCheck::judged(ATTENTION, found.text, !found.is_blockwise, hint)
 }
 
 /// kvtune's own kernels: one of their texts is compiled and started, for all that compiling needs.

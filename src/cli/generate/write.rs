@@ -47,6 +47,7 @@ impl WrittenTexts {
     }
 
     /// Has all requests carried out, and prints the texts. What fails ends its request at once, and the command when all others are written.
+    /// Ctrl-C ends all where they are.
     pub(super) fn all(
         mut self,
         mut generator: Generator<'_>,

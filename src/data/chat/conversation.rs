@@ -73,6 +73,7 @@ impl Conversation {
         self.messages.iter().chain(others).chain(self.variables.values())
     }
 
+    /// Whether a marker occurs, which is no character that JSON escapes.
     pub(super) fn contains(&self, wanted: char) -> bool {
         self.values().any(|value| value.to_string().contains(wanted))
     }

@@ -26,7 +26,7 @@ pub(super) struct ChatTemplate {
 enum Execution {
     /// In child processes, as a template can ask for more stack, memory or time than its process has.
     Children(Renderers),
-    /// In this process, which is not the program that children are made of.
+    /// In this process, which is not the program that children are made of: steps are counted, memory and time are not bounded.
     Here(Box<CompiledTemplate>),
 }
 

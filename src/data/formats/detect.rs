@@ -71,9 +71,10 @@ fn of_row(row: &DataRow, may_rename: bool) -> Result<Detected, (Fault, bool)> {
     let is_doubt = by_others.as_ref().is_some_and(|(.., has_more)| *has_more);
     let Some((format, columns, false)) = by_others else {
         let found = format!("the fields {}", listed(&mut row.fields().keys().map(String::as_str)));
-        let hint = columns::proposal(row).filter(|_| may_rename);
-        let hint = hint.map(|table| format!("if these columns hold all that is trained, write\n{table}\nor name others in it"));
-        return Err((hint.into_iter().fold(RowFault::unknown_format(row.place(), &found), Fault::with_hint), is_doubt));
+        let error = RowFault::unknown_format(row.place(), &found);
+        let Some(table) = columns::proposal(row).filter(|_| may_rename) else { return Err((error, is_doubt)) };
+        let hint = format!("if these columns hold all that is trained, write\n{table}\nor name others in it");
+        return Err((error.with_hint(hint), is_doubt));
     };
     let is_other = |name: &&str| !columns.values().any(|column| column == name);
     let others = listed(&mut row.fields().keys().map(String::as_str).filter(is_other));

@@ -17,10 +17,10 @@ fn biases(fields: Fields<'_>) -> Result<Biases, Fault> {
 
 /// A Llama with constant factors on embeddings, scores, branches and logits.
 pub(super) const GRANITE: Family =
-    Family { model_type: "granite", architecture: "GraniteForCausalLM", biases, scales, ..Family::USUAL };
+    Family { model_type: "granite", architecture: "GraniteForCausalLM", biases, scales: granite_scales, ..Family::USUAL };
 
 /// The factor on scores is `attention_multiplier` itself, which replaces the root of a head's width.
-fn scales(fields: Fields<'_>) -> Result<Scales, Fault> {
+fn granite_scales(fields: Fields<'_>) -> Result<Scales, Fault> {
     Ok(Scales {
         embedding: fields.number_or("embedding_multiplier", 1.0)?,
         scores: Some(fields.number_or("attention_multiplier", 1.0)?),
@@ -38,11 +38,11 @@ pub(super) const SEED_OSS: Family = Family {
     default_kv_heads: Some(8),
     default_head_dim: Some(128),
     dropouts: &[("attention_dropout", 0.1), ("residual_dropout", 0.1)],
-    biases: further_biases,
+    biases: seed_oss_biases,
     ..Family::USUAL
 };
 
-fn further_biases(fields: Fields<'_>) -> Result<Biases, Fault> {
+fn seed_oss_biases(fields: Fields<'_>) -> Result<Biases, Fault> {
     Ok(Biases {
         qkv: fields.flag_or("attention_bias", true)?,
         output: fields.flag_or("attention_out_bias", false)?,
@@ -61,13 +61,13 @@ pub(super) const SMOLLM3: Family = Family {
     default_kv_heads: Some(4),
     biases,
     has_layer_types: true,
-    windows: unrotated_layers,
-    rotates,
+    windows: smollm3_windows,
+    rotates: smollm3_rotates,
     ..Family::USUAL
 };
 
 /// In `no_rope_layers` a 1 is a layer with a rotation, whatever its name says; without the list each fourth layer has none.
-fn rotates(fields: Fields<'_>, num_layers: usize) -> Result<Vec<bool>, Fault> {
+fn smollm3_rotates(fields: Fields<'_>, num_layers: usize) -> Result<Vec<bool>, Fault> {
     const KEY: &str = "no_rope_layers";
     let Some(value) = fields.get(KEY) else {
         let interval = fields.count_or("no_rope_layer_interval", 4, usize::MAX)?;
@@ -81,10 +81,10 @@ fn rotates(fields: Fields<'_>, num_layers: usize) -> Result<Vec<bool>, Fault> {
 }
 
 /// Layers without a rotation slide where `use_sliding_window` is set.
-fn unrotated_layers(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, Fault> {
+fn smollm3_windows(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, Fault> {
     if !fields.flag_or("use_sliding_window", false)? {
         return Ok(SlidingLayers::none(num_layers));
     }
-    let slides = rotates(fields, num_layers)?.into_iter().map(|rotates| !rotates).collect();
+    let slides = smollm3_rotates(fields, num_layers)?.into_iter().map(|rotates| !rotates).collect();
     Ok(SlidingLayers { window: SlidingLayers::window(fields, None)?, slides })
 }

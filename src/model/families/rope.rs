@@ -130,14 +130,14 @@ fn agreed<T: Copy + PartialEq + std::fmt::Display>(
 }
 
 /// What a kind depends on beside its own table.
-pub(super) struct RopeContext<'a> {
-    pub(super) rules: &'a RopeRules,
-    pub(super) head_dim: usize,
-    pub(super) rotary_dim: usize,
+struct RopeContext<'a> {
+    rules: &'a RopeRules,
+    head_dim: usize,
+    rotary_dim: usize,
     /// What the file says as `max_position_embeddings`.
-    pub(super) max_positions: usize,
+    max_positions: usize,
     /// What it says as `original_max_position_embeddings`, wherever that stands.
-    pub(super) original: Option<usize>,
+    original: Option<usize>,
 }
 
 struct RopeKind {
@@ -172,7 +172,7 @@ pub(in crate::model) fn is_longrope(name: &str) -> bool {
 }
 
 /// What a table asks for.
-pub(super) fn scaling(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, Fault> {
+fn scaling(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, Fault> {
     let kind = |key| kind(table, key, context.rules.aliases);
     let kind = match (kind("rope_type")?, kind("type")?) {
         (Some(kind), Some(other)) if kind.names != other.names => {

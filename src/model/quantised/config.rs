@@ -105,8 +105,8 @@ impl Quantisation {
 }
 
 /// `quantization_config` or a table in it.
-pub(super) struct QuantisationTable<'a> {
-    pub(super) map: &'a Map<String, Value>,
+struct QuantisationTable<'a> {
+    map: &'a Map<String, Value>,
     path: String,
 }
 
@@ -114,7 +114,7 @@ pub(super) struct QuantisationTable<'a> {
 const DEFAULT_GROUP: usize = 128;
 
 impl<'a> QuantisationTable<'a> {
-    pub(super) fn new(map: &'a Map<String, Value>) -> Self {
+    fn new(map: &'a Map<String, Value>) -> Self {
         Self { map, path: QUANTISATION.to_owned() }
     }
 
@@ -124,14 +124,14 @@ impl<'a> QuantisationTable<'a> {
     }
 
     /// The only table in a table.
-    pub(super) fn group(&self, key: &str) -> Option<Self> {
+    fn group(&self, key: &str) -> Option<Self> {
         let groups = self.inner(key)?;
         let mut keys = groups.map.keys();
         if let (Some(key), None) = (keys.next(), keys.next()) { groups.inner(key) } else { None }
     }
 
     /// A list of names; empty where there is none.
-    pub(super) fn names(&self, key: &str) -> Result<Vec<&'a str>, Fault> {
+    fn names(&self, key: &str) -> Result<Vec<&'a str>, Fault> {
         let Some(value) = self.map.get(key).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
         let names = value.as_array().and_then(|names| names.iter().map(Value::as_str).collect());
         names.ok_or_else(|| self.wrong(key, "a list of names"))

@@ -152,7 +152,7 @@ impl Files {
 
 /// A tensor that a packed matrix consists of.
 #[derive(Clone, Debug)]
-pub(in crate::model) struct WeightPart {
+pub(super) struct WeightPart {
     pub(in crate::model) name: String,
     pub(in crate::model) dtypes: &'static [Dtype],
     /// Where several are allowed, the first is named.
@@ -166,7 +166,7 @@ const POWERS: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F8_E8M0];
 const BYTES: &[Dtype] = &[Dtype::U8];
 const WORDS: &[Dtype] = &[Dtype::I32];
 /// How names end of scales with which a server keeps keys and values in 8 bits: no weight is made of them.
-pub(super) const KV_CACHE_SCALES: [&str; 5] = [".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".output_scale"];
+const KV_CACHE_SCALES: [&str; 5] = [".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".output_scale"];
 /// `bnb_4bit_quant_storage` names the dtype under which the same bytes are stored.
 const STORAGE: &[Dtype] = &[Dtype::U8, Dtype::BF16, Dtype::F16, Dtype::F32];
 
@@ -184,7 +184,7 @@ fn optional(part: WeightPart) -> WeightPart {
 
 impl Quantisation {
     /// What must be there for a matrix to be a packed one: the part by which it is known.
-    pub(in crate::model) fn mark(&self, weight: &str) -> Vec<String> {
+    fn mark(&self, weight: &str) -> Vec<String> {
         let module = weight.strip_suffix(".weight").unwrap_or(weight);
         match self {
             Self::Bnb4bit { .. } => [".absmax", ".quant_map"].map(|end| format!("{weight}{end}")).into(),
@@ -198,17 +198,17 @@ impl Quantisation {
     }
 
     /// How the name of a tensor begins that says how the packed matrix `weight` is to be read.
-    pub(in crate::model) fn state(&self, weight: &str) -> Option<String> {
+    fn state(&self, weight: &str) -> Option<String> {
         matches!(self, Self::Bnb4bit { .. }).then(|| format!("{weight}{STATE}"))
     }
 
     /// The bias of a packed matrix, which is written as zeros for a model that has none.
-    pub(in crate::model) fn bias(&self, weight: &str) -> Option<String> {
+    fn bias(&self, weight: &str) -> Option<String> {
         let module = weight.strip_suffix(".weight")?;
         matches!(self, Self::Gptq { .. } | Self::Awq { .. }).then(|| format!("{module}.bias"))
     }
 
-    pub(in crate::model) fn name(&self) -> &'static str {
+    fn name(&self) -> &'static str {
         match self {
             Self::Bnb4bit { .. } => "4 bits of bitsandbytes",
             Self::Bnb8bit => "8 bits of bitsandbytes",
@@ -221,7 +221,7 @@ impl Quantisation {
     }
 
     /// The tensors of a packed matrix of this shape, `(out, in)`, or of those of all experts, `(X, in, out)`.
-    pub(in crate::model) fn parts(&self, weight: &str, shape: &[usize]) -> Vec<WeightPart> {
+    pub(super) fn parts(&self, weight: &str, shape: &[usize]) -> Vec<WeightPart> {
         let module = weight.strip_suffix(".weight").unwrap_or(weight);
         let own = |end: &str| format!("{module}.{end}");
         if let (Self::Mxfp4, &[experts, inner, out]) = (self, shape) {

@@ -257,7 +257,7 @@ pub(super) fn signed() -> Vec<f32> {
     (0..=255u8).map(|byte| f32::from(byte as i8)).collect()
 }
 
-/// 4-bit codes in blocks over the flattened matrix, the first of two in the upper half of a byte; `rest` are the parts of nested scales.
+/// bitsandbytes' 4-bit codes in blocks over the flattened matrix, the first of two in the upper half of a byte; `rest`: nested scales.
 pub(super) fn in_blocks(
     [codes, table, absmax]: [Tensor; 3],
     width: i64,

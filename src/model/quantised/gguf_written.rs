@@ -75,7 +75,7 @@ const WIDE: [&str; 2] = ["ffn_gate_inp", ".bias"];
 
 impl Stored {
     /// Undoes what is done to a tensor of the file as it is loaded; of several that it becomes, one `part`.
-    pub(super) fn as_in_file(&self, part: usize, tensor: &Tensor) -> Tensor {
+    fn as_in_file(&self, part: usize, tensor: &Tensor) -> Tensor {
         match self {
             Self::Whole(_) | Self::Expert(..) => tensor.shallow_clone(),
             Self::PlusOne(_) => tensor + 1.0,
@@ -95,7 +95,7 @@ impl Stored {
 }
 
 /// The error where a number of a tensor has no place in its type.
-pub(super) fn without_place(head: &TensorHead<GgufDtype>) -> Fault {
+fn without_place(head: &TensorHead<GgufDtype>) -> Fault {
     let (name, kind) = (quoted(&head.name), head.dtype.name);
     let hint = if head.dtype == GgufDtype::F32 {
         "export an earlier checkpoint: such numbers are the training's"
@@ -106,7 +106,7 @@ pub(super) fn without_place(head: &TensorHead<GgufDtype>) -> Fault {
 }
 
 /// The bytes of numbers in f32, as ggml packs them (`quantize_row_q8_0_ref`); `None` where one is not finite in this type.
-pub(super) fn encoded(numbers: &Tensor, dtype: GgufDtype) -> Result<Option<Vec<u8>>, TchError> {
+fn encoded(numbers: &Tensor, dtype: GgufDtype) -> Result<Option<Vec<u8>>, TchError> {
     let is_finite = |x: &Tensor| x.isfinite().all().int64_value(&[]) != 0;
     let numbers = numbers.to_kind(Kind::Float).contiguous();
     no_grad(|| match dtype {

@@ -1,4 +1,5 @@
-//! Plain matrices packed while they are loaded, as bitsandbytes does it (`functional.py`), or in MXFP4 (OCP Microscaling Formats v1.0, 6.3).
+//! Plain matrices packed while they are loaded: as bitsandbytes does it (`functional.py`, `quantize_4bit` and `int8_vectorwise_quant`), or in
+//! MXFP4 (OCP Microscaling Formats v1.0, 6.3).
 
 use std::sync::Arc;
 

@@ -45,7 +45,8 @@ type States = BTreeMap<Which, (Result<&'static Module, String>, bool)>;
 
 static STATES: Mutex<States> = Mutex::new(States::new());
 
-/// The kernels for CUDA that were asked for so far, and why those that do not serve are replaced by libtorch's operations.
+/// The kernels for CUDA that were asked for so far, and why one does not serve, so that libtorch's operations do its work; `None` where it
+/// serves.
 pub fn kernel_states() -> Vec<(String, Option<String>)> {
     locked(&STATES).iter().map(|(which, (built, _))| (which.to_string(), built.as_ref().err().cloned())).collect()
 }
@@ -73,8 +74,9 @@ pub(super) fn with<T>(
 ) -> Option<T> {
     let which = Which { device, name: source.name, settings: settings.to_vec() };
     // Nobody else may build the same meanwhile.
-    let built = locked(&STATES).entry(which.clone()).or_insert_with(|| (build(device, source, settings), false)).0.clone();
-    work(built.ok()?).map_err(|reason| locked(&STATES).insert(which, (Err(reason), false))).ok()
+    let built =
+        locked(&STATES).entry(which.clone()).or_insert_with(|| (build(device, source, settings), false)).0.as_ref().ok().copied();
+    work(built?).map_err(|reason| locked(&STATES).insert(which, (Err(reason), false))).ok()
 }
 
 /// How kernels for bf16 and f16 are told which of the two they are for; `None` for other kinds.

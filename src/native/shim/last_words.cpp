@@ -1,5 +1,5 @@
-// What is said by nobody else, in one line and with the exit code that fits: that memory does not suffice before the program begins, that a
-// library gives up, and that a file was shortened while it was mapped, or its disk has failed, which ends in SIGBUS.
+// What is said by nobody else, in one line: that memory does not suffice before the program begins, that a library gives up, which ends in
+// SIGABRT, and that a file was shortened while it was mapped, or its disk has failed, which ends in SIGBUS.
 
 #include <fcntl.h>
 #include <signal.h>

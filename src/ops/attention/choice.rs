@@ -74,7 +74,7 @@ fn of_heads(device: Device, kind: Kind, head_dim: i64) -> Option<Tried> {
 
 /// What attends with heads of so many channels, where nothing is capped or left out; `is_whole` says whether the kernel for whole chunks
 /// may. That sums in no fixed order, so deterministic runs do without.
-pub(super) fn backend_of(device: Device, kind: Kind, head_dim: i64, is_whole: impl FnOnce() -> bool) -> Backend {
+fn backend_of(device: Device, kind: Kind, head_dim: i64, is_whole: impl FnOnce() -> bool) -> Backend {
     match of_heads(device, kind, head_dim) {
         Some(Tried { of_whole_chunks: Some(backend), .. }) if !Numerics::now().0.is_deterministic && is_whole() => backend,
         Some(Tried { is_refused: true, .. }) => Backend::Blocks,
@@ -105,7 +105,7 @@ pub fn try_kernels(device: Device, kind: Kind, head_dim: i64) -> Vec<String> {
 #[derive(Clone, Debug)]
 pub struct KernelsOfHeads {
     /// Their names, and why others are refused.
-    pub names: String,
+    pub text: String,
     /// Whether none of libtorch's kernels serves all lengths.
     pub is_blockwise: bool,
 }
@@ -115,13 +115,13 @@ impl KernelsOfHeads {
     pub fn tried(device: Device, kind: Kind, head_dim: i64) -> Self {
         let refused = try_kernels(device, kind, head_dim);
         let [whole, other] = [true, false].map(|is_whole| backend_of(device, kind, head_dim, || is_whole));
-        let names = if whole == other {
+        let text = if whole == other {
             other.to_string()
         } else {
             format!("{whole}, {other} for lengths that are no multiple of {WHOLE}")
         };
-        let names = refused.iter().fold(names, |names, why| format!("{names}; {why}"));
-        Self { names, is_blockwise: other == Backend::Blocks }
+        let text = refused.iter().fold(text, |text, why| format!("{text}; {why}"));
+        Self { text, is_blockwise: other == Backend::Blocks }
     }
 }
 
@@ -230,7 +230,7 @@ mod tests_of_kernels {
         // A CPU has nothing to choose.
         assert_eq!(try_kernels(Device::Cpu, Kind::Float, 16), Vec::<String>::new());
         let here = KernelsOfHeads::tried(Device::Cpu, Kind::Float, 16);
-        assert!(here.names == "kvtune's CPU kernel" && !here.is_blockwise);
+        assert!(here.text == "kvtune's CPU kernel" && !here.is_blockwise);
     }
 
     #[test]

@@ -115,7 +115,7 @@ pub fn zero_sum_of(x: &Tensor) -> Tensor {
     Tensor::zeros(x.size(), (accumulation_kind(x.kind()), x.device()))
 }
 
-/// The kind in which sums over many tokens are kept: f64 for f64, else f32.
+/// The kind in which sums over many tokens are kept, and what an adapter trains: f64 for f64, else f32.
 pub fn accumulation_kind(kind: Kind) -> Kind {
     if kind == Kind::Double { Kind::Double } else { Kind::Float }
 }

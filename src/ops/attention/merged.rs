@@ -11,7 +11,7 @@ use super::chunk::{Attended, AttentionGrads, KvBlock, Qkv, ScoreRule, accumulati
 use crate::native::cuda::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
 use crate::native::or_panic;
 
-/// `kernel` attends to each part, or tensor operations in blocks of queries.
+/// `kernel` attends to each part, where nothing is capped or left out ([`Qkv::is_plain`]); without one, tensor operations in blocks of queries do.
 pub(super) fn attend(kernel: Option<TorchKernel>, chunk: &Qkv, past: &[KvBlock]) -> Attended {
     let own = part_forward(kernel, &chunk.q_bhnd, &chunk.own, true, chunk.rule);
     past.iter().fold(own, |merged, past| {
