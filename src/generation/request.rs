@@ -138,14 +138,3 @@ pub fn shared_tokens(settings: &Settings, read: &[u32], prompt: &[u32]) -> usize
         _ => 0,
     }
 }
-
-/// Whether a session can go back to where it had read `tokens` tokens.
-pub fn can_begin(session: &Session, tokens: usize) -> bool {
-    tokens > 0 && (session.num_tokens() == tokens || session.can_crop(tokens))
-}
-
-/// The session where it had read `tokens` tokens, if it can go back there.
-pub fn at_beginning(mut session: Session, tokens: usize) -> Option<Session> {
-    let stands_there = tokens > 0 && (session.num_tokens() == tokens || session.crop(tokens));
-    stands_there.then_some(session)
-}

@@ -9,7 +9,7 @@ use tokio::sync::mpsc::{Receiver, UnboundedSender};
 use super::counters::{Counters, add, set};
 use super::job::PromptJob;
 use crate::engine::{Session, Settings};
-use crate::generation::{Continued, GenerationEvent, Generator, RequestId, at_beginning, can_begin, shared_tokens};
+use crate::generation::{Continued, GenerationEvent, Generator, RequestId, shared_tokens};
 use crate::native::give_free_memory_back;
 
 struct OpenPrompt {
@@ -158,8 +158,9 @@ impl PrefixCache {
         let mut shared: Vec<(usize, usize)> = shared.filter(|&(_, tokens)| tokens > 0).collect();
         shared.sort_by_key(|&(at, tokens)| Reverse((tokens, at)));
         // Where a window has dropped entries, only another one may stand there.
-        let (at, tokens) = shared.into_iter().find(|&(at, tokens)| can_begin(&self.sessions[at].session, tokens))?;
-        let copy = at_beginning(self.sessions[at].session.fork().ok()?, tokens)?;
+        let (at, tokens) = shared.into_iter().find(|&(at, tokens)| self.sessions[at].session.can_crop(tokens))?;
+        let mut copy = self.sessions[at].session.fork().ok()?;
+        copy.crop(tokens);
         // The one that was used last is the last to go.
         self.sessions[at..].rotate_left(1);
         Some(copy)
