@@ -153,9 +153,9 @@ impl<'a> Generator<'a> {
         let (rest, chunk) = (last.saturating_sub(done), self.engine.settings().chunk_size());
         let is_near_end = rest >= chunk && rest < chunk + prefill.last_column;
         if is_near_end && self.engine.settings().cuts_the_same_behind(done) {
-            let session = Box::new(session.fork()?);
+            let border = Continued { session: session.fork()?, ids: prefill.request.prompt[..done].to_vec() };
             prefill.request.keeps_border = false;
-            events.push((prefill.id, GenerationEvent::Border(session)));
+            events.push((prefill.id, GenerationEvent::Border(Box::new(border))));
         }
         Ok(())
     }
