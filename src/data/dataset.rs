@@ -14,6 +14,8 @@ use super::encoded_sample::{Aim, EncodedSample};
 use super::faults;
 use super::on_too_long::LengthOutcome;
 use super::question::{Question, SampleGroups};
+use super::sample_place::{LineOrRecord, SamplePlace};
+use super::source::DataSource;
 use super::token_cache::Tokens;
 use super::token_file::{About, fingerprint};
 use crate::files;
@@ -39,12 +41,9 @@ struct SetSamples {
 
 /// All samples of some files: two splits can share them.
 pub(super) struct Samples {
-    pub(super) paths: Vec<PathBuf>,
+    pub(super) source: DataSource,
     pub(super) tokens: Tokens,
     pub(super) encoder: Encoder,
-    pub(super) format: &'static DataFormat,
-    /// The end of each prompt that is the beginning of the reply.
-    pub(super) reply_prefix: &'static str,
     /// Whether the tokens of each sample have been found to be those that were written.
     pub(super) are_checked: Vec<AtomicBool>,
 }
@@ -184,7 +183,7 @@ impl Dataset {
     /// What a sample is reported under, where its file says.
     pub fn groups(&self, sample: usize) -> Result<Option<SampleGroups>, Fault> {
         let (SetSamples { samples, .. }, piece) = self.piece(sample)?;
-        Ok(samples.tokens.about(&samples.paths, piece.sample)?.groups)
+        Ok(samples.about(piece.sample)?.groups)
     }
 
     /// The first samples alone, in file order; all, where there are not as many.
@@ -203,12 +202,12 @@ impl Dataset {
 
     /// The file which the samples come from, the first of several.
     pub fn path(&self) -> &Path {
-        self.sets.first().and_then(|set| set.samples.paths.first()).map_or(Path::new(""), PathBuf::as_path)
+        self.sets.first().map_or(Path::new(""), |set| set.samples.source.first())
     }
 
     /// What the files hold; `None` where the data sets differ in it.
     pub fn format(&self) -> Option<&'static DataFormat> {
-        let mut formats = self.sets.iter().map(|set| set.samples.format);
+        let mut formats = self.sets.iter().map(|set| set.samples.source.format());
         formats.next().filter(|first| formats.all(|other| other.name == first.name))
     }
 
@@ -246,6 +245,18 @@ impl fmt::Debug for Dataset {
 }
 
 impl Samples {
+    /// What a sample has beside its tokens.
+    fn about(&self, sample: usize) -> Result<About, Fault> {
+        self.tokens.file.about(sample).map_err(|_| {
+            faults::damaged_tokens(&SamplePlace { path: self.source.first().into(), at: LineOrRecord::Record(sample) })
+        })
+    }
+
+    pub(super) fn place(&self, sample: usize) -> Result<SamplePlace, Fault> {
+        let About { file, at, .. } = self.about(sample)?;
+        Ok(SamplePlace { path: self.source.files.get(file).map_or(Path::new(""), PathBuf::as_path).into(), at })
+    }
+
     /// The samples of which nothing is run, but for those of more than `most` tokens; `pieces` is what is run.
     pub(super) fn dropped(&self, pieces: &[Piece], most: usize) -> Vec<Piece> {
         let is_run = |sample| pieces.binary_search_by_key(&sample, |piece| piece.sample).is_ok();
@@ -257,10 +268,10 @@ impl Samples {
     }
 
     fn question(&self, piece: &Piece) -> Result<Question, Fault> {
-        let About { groups, border, follow_up, references, .. } = self.tokens.about(&self.paths, piece.sample)?;
+        let About { groups, border, follow_up, references, .. } = self.about(piece.sample)?;
         let EncodedSample { ids: mut prompt, prompt: length, aim: Aim::Tokens(is_trained), initial, .. } = self.encoded(piece)?
         else {
-            let message = format!("{} has a class, and no answer in words", self.tokens.place(&self.paths, piece.sample)?);
+            let message = format!("{} has a class, and no answer in words", self.place(piece.sample)?);
             return Err(Fault::data(message, "answer in words with `head.kind = \"next_token\"`"));
         };
         // What is answered are the targets that follow without a gap.
@@ -268,15 +279,15 @@ impl Samples {
         answer.truncate(is_trained[length..].iter().take_while(|&&trained| trained).count());
         let initial = initial.map(|range| (range.start.min(length), range.end.min(length)));
         if prompt.is_empty() {
-            let message =
-                format!("{} has no prompt: its first token is a target already", self.tokens.place(&self.paths, piece.sample)?);
+            let message = format!("{} has no prompt: its first token is a target already", self.place(piece.sample)?);
             return Err(Fault::data(message, "label the tokens of the prompt with -100, or leave the sample out"));
         }
         let references = match references {
             Some(references) => references,
             None => vec![self.encoder.text(&answer)?],
         };
-        let (sample, reply_prefix, border) = (piece.sample as u64, self.reply_prefix, border.unwrap_or_default());
+        let reply_prefix = (self.source.format.reply_prefix)(&self.source.rows);
+        let (sample, border) = (piece.sample as u64, border.unwrap_or_default());
         Ok(Question { sample, prompt, initial, reply_prefix, border, references, follow_up, groups })
     }
 
@@ -285,7 +296,7 @@ impl Samples {
         let ids = file.ids(piece.sample);
         if !self.are_checked[piece.sample].load(Ordering::Relaxed) {
             if fingerprint(ids) != file.fingerprint(piece.sample) {
-                return Err(faults::damaged_tokens(&self.tokens.place(&self.paths, piece.sample)?));
+                return Err(faults::damaged_tokens(&self.place(piece.sample)?));
             }
             self.are_checked[piece.sample].store(true, Ordering::Relaxed);
         }

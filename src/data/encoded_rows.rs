@@ -1,6 +1,5 @@
 //! All rows of files as token ids, on all cores and in order: a run writes them down, and a survey shows them.
 
-use super::encode::Encoder;
 use super::encoded_sample::EncodedSample;
 use super::example::Example;
 use super::faults::RowFault;
@@ -25,13 +24,12 @@ pub struct SampleRow<T> {
 
 /// Hands over every row, bad or not; fails where a file cannot be read or is damaged, or `consume` refuses.
 pub(super) fn each_row<E: From<Fault>>(
-    encoder: &Encoder,
     source: &DataSource,
     reader: &ExampleReader<'_>,
     mut consume: impl FnMut(SampleRow<(Example, EncodedSample)>) -> Result<(), E>,
 ) -> Result<(), E> {
     let encoded = |SampleRow { place, sample }: SampleRow<Example>| {
-        let sample = sample.and_then(|example| encoder.encode(&example.content, &place).map(|tokens| (example, tokens)));
+        let sample = sample.and_then(|example| reader.encoder.encode(&example.content, &place).map(|tokens| (example, tokens)));
         SampleRow { place, sample }
     };
     let encode =

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::dataset::Samples;
 use super::on_too_long::LengthCounts;
 use super::source::DataSource;
 use super::token_cache::{TokenRecord, Tokens};
@@ -26,7 +27,7 @@ pub struct FileReport {
 }
 
 impl FileReport {
-    pub(super) fn new(source: DataSource, limit: usize, tokens: &Tokens) -> Self {
+    pub(super) fn new(Samples { source, tokens, .. }: &Samples, limit: usize) -> Self {
         let Tokens { file, record: TokenRecord { read, bad, .. }, is_cached, problem, .. } = tokens;
         let made_now = if source.format().has_texts { "tokenised now" } else { "pre-tokenised" };
         let origin = if *is_cached { "tokenised before" } else { made_now };
@@ -34,7 +35,7 @@ impl FileReport {
         fingerprints.sort_unstable();
         let duplicates = fingerprints.windows(2).filter(|pair| pair[0] == pair[1]).count();
         Self {
-            source,
+            source: source.clone(),
             rows: read + bad,
             bad: *bad,
             samples: LengthCounts::default(),

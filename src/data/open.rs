@@ -18,12 +18,12 @@ use super::formats::ExampleReader;
 use super::initial_part::InitialPartFinder;
 use super::label_tokens::Classes;
 use super::load_report::FileReport;
-use super::on_too_long::{LengthOutcome, check_windows};
+use super::on_too_long::{LengthCounts, LengthOutcome, check_windows};
 use super::rows::SplitName;
 use super::sets::{Splits, joined};
 use super::source::DataSource;
 use super::split::split;
-use super::token_cache::{self, TokenRecord, Tokens, hashes_of};
+use super::token_cache::{self, TokenRecord, hashes_of};
 use super::token_file::{About, TokenWriter};
 use super::tokenizer::Tokenizer;
 use crate::recipe::{DataPaths, DataRecipe, HeadRecipe, InitialPart, ValidationSource};
@@ -154,13 +154,11 @@ impl<'a> Opener<'a> {
         let tokens = token_cache::open(&token_cache::places(&source.files, &key), &source.files, key, |out, record| {
             self.tokenise(&source, &reader, out, record, &mut *watch)
         })?;
-        let reply_prefix = (source.format.reply_prefix)(self.recipe);
-        let (format, paths) = (source.format(), source.files.clone());
-        let mut report = FileReport::new(source, self.limit, &tokens);
-        let pieces = self.pieces(&tokens, &mut report)?;
         let are_checked = (0..tokens.file.len).map(|_| AtomicBool::new(false)).collect();
-        let encoder = self.encoder.clone();
-        Ok((Arc::new(Samples { paths, tokens, encoder, format, reply_prefix, are_checked }), pieces, report))
+        let samples = Samples { source, tokens, encoder: self.encoder.clone(), are_checked };
+        let mut report = FileReport::new(&samples, self.limit);
+        let pieces = self.pieces(&samples, &mut report.samples)?;
+        Ok((Arc::new(samples), pieces, report))
     }
 
     pub(super) fn reader(&self, source: &DataSource) -> Result<ExampleReader<'_>, Fault> {
@@ -168,18 +166,18 @@ impl<'a> Opener<'a> {
     }
 
     /// What is run of samples, and the counts of it.
-    fn pieces(&self, tokens: &Tokens, report: &mut FileReport) -> Result<Vec<Piece>, Fault> {
-        let file = &tokens.file;
+    fn pieces(&self, samples: &Samples, counts: &mut LengthCounts) -> Result<Vec<Piece>, Fault> {
+        let file = &samples.tokens.file;
         let mut pieces = Vec::with_capacity(file.len);
         for sample in 0..file.len {
             let length = file.length(sample);
-            let outcome = LengthOutcome::of(self.recipe, self.limit, length, || tokens.place(&report.source.files, sample))?;
+            let outcome = LengthOutcome::of(self.recipe, self.limit, length, || samples.place(sample))?;
             pieces.extend(Piece::of(sample, &outcome, length.total));
-            report.samples.add(length.total, &outcome);
+            counts.add(length.total, &outcome);
         }
         if pieces.is_empty() {
-            let shortest = report.samples.shortest.unwrap_or(0);
-            return Err(faults::nothing_fits(report.source.first(), file.len, self.limit, shortest));
+            let shortest = counts.shortest.unwrap_or(0);
+            return Err(faults::nothing_fits(samples.source.first(), file.len, self.limit, shortest));
         }
         Ok(pieces)
     }
@@ -208,7 +206,7 @@ impl<'a> Opener<'a> {
         let mut writer = TokenWriter::new(out)?;
         let (mut samples, mut num_tokens) = (0, 0);
         let mut bad = BadRows::new(self.recipe.on_bad_row);
-        each_row(&self.encoder, source, reader, |row| {
+        each_row(source, reader, |row| {
             let (example, mut tokens) = match row.sample {
                 Ok(sample) => sample,
                 Err(error) if error.payload::<RowFault>().is_some_and(|row| !row.is_too_long) => {

@@ -105,7 +105,7 @@ impl Opener<'_> {
         sink: &mut dyn FnMut(usize, SampleRow<SurveyedSample>) -> Result<(), Fault>,
     ) -> Result<BTreeMap<usize, u64>, Fault> {
         let (mut samples, mut used) = (0, BTreeMap::new());
-        each_row(&self.encoder, source, &self.reader(source)?, |SampleRow { place, sample }| {
+        each_row(source, &self.reader(source)?, |SampleRow { place, sample }| {
             let sample = sample.and_then(|(example, tokens)| self.surveyed(&place, &example, tokens));
             let number = samples;
             if let Ok(sample) = &sample {

@@ -13,9 +13,7 @@ use arrow::buffer::Buffer;
 use serde::{Deserialize, Serialize};
 
 use super::chat::ChatNotes;
-use super::faults;
-use super::sample_place::{LineOrRecord, SamplePlace};
-use super::token_file::{About, TokenFile};
+use super::token_file::TokenFile;
 use crate::files::{self, FileKind, Scratch, Stamp};
 use crate::native::{FileMap, arrow_buffer};
 use crate::units::{Fault, abridged};
@@ -52,21 +50,6 @@ pub(super) struct Tokens {
     pub(super) map: Option<Arc<FileMap>>,
     pub(super) is_cached: bool,
     pub(super) problem: Option<String>,
-}
-
-impl Tokens {
-    /// What a sample of these data files has beside its tokens.
-    pub(super) fn about(&self, paths: &[PathBuf], sample: usize) -> Result<About, Fault> {
-        self.file.about(sample).map_err(|_| {
-            let path = paths.first().map_or(Path::new(""), PathBuf::as_path);
-            faults::damaged_tokens(&SamplePlace { path: path.into(), at: LineOrRecord::Record(sample) })
-        })
-    }
-
-    pub(super) fn place(&self, paths: &[PathBuf], sample: usize) -> Result<SamplePlace, Fault> {
-        let About { file, at, .. } = self.about(paths, sample)?;
-        Ok(SamplePlace { path: paths.get(file).map_or(Path::new(""), PathBuf::as_path).into(), at })
-    }
 }
 
 /// The tokens of data files that an earlier start has left in one of some places, or those that `write` makes; `settings` is what decides them
@@ -227,7 +210,9 @@ mod tests {
 
     use super::*;
     use crate::data::encoded_sample::{Aim, EncodedSample};
-    use crate::data::token_file::TokenWriter;
+    use crate::data::faults;
+    use crate::data::sample_place::LineOrRecord;
+    use crate::data::token_file::{About, TokenWriter};
 
     /// Tokens of files whose bytes are the tokens; counts how often they are made.
     fn open_counted(places: &[PathBuf], paths: &[PathBuf], settings: &str, made: &mut usize) -> Result<Tokens, Fault> {

@@ -8,7 +8,7 @@ use arrow::array::{
     Array, ArrayBuilder, ArrayRef, AsArray, LargeBinaryBuilder, LargeListBuilder, RecordBatch, UInt32Builder, UInt64Builder,
 };
 use arrow::buffer::Buffer;
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type, UInt64Type};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, ToByteSlice, UInt32Type, UInt64Type};
 use arrow::error::ArrowError;
 use arrow::ipc::reader::FileDecoder;
 use arrow::ipc::writer::FileWriter;
@@ -72,16 +72,8 @@ fn schema() -> SchemaRef {
 }
 
 pub(super) fn fingerprint(ids: &[u32]) -> u64 {
-    let mut hasher = blake3::Hasher::new();
-    for block in ids.chunks(1024) {
-        let mut bytes = [0; 4096];
-        for (place, id) in bytes.chunks_exact_mut(4).zip(block) {
-            place.copy_from_slice(&id.to_le_bytes());
-        }
-        hasher.update(&bytes[..4 * block.len()]);
-    }
     let mut first = [0; 8];
-    first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+    first.copy_from_slice(&blake3::hash(ids.to_byte_slice()).as_bytes()[..8]);
     u64::from_le_bytes(first)
 }
 

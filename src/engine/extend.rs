@@ -57,23 +57,24 @@ impl Session {
         })
     }
 
-    /// Whether [`Self::crop`] can go back. A session that keeps its choices does not.
+    /// Whether [`Self::crop`] can go back, or stands there already. A session that keeps its choices does not go back.
     pub fn can_crop(&self, tokens: usize) -> bool {
-        let has_read = self.missing == 0 && (1..=self.num_tokens()).contains(&tokens);
-        has_read && !self.spec.keeps_log && self.layers.iter().all(|layer| locked(layer).cache.can_crop(tokens))
+        let may_go_back = self.missing == 0 && tokens < self.num_tokens() && !self.spec.keeps_log;
+        let can_go_back = || may_go_back && self.layers.iter().all(|layer| locked(layer).cache.can_crop(tokens));
+        tokens > 0 && (tokens == self.num_tokens() || can_go_back())
     }
 
     /// Goes back to where it had read so many tokens, at least one. False, and as it was, where it would not stand as if no others had come.
     pub fn crop(&mut self, tokens: usize) -> bool {
-        if !self.can_crop(tokens) {
-            return false;
+        let can_crop = self.can_crop(tokens);
+        if can_crop && tokens < self.num_tokens() {
+            self.layers.iter().for_each(|layer| locked(layer).cache.crop(tokens));
+            self.plan.forget();
+            if let Some(last) = self.plan.spans.last_mut() {
+                *last = ChunkSpan { start: tokens - 1, len: 1, real: vec![1; last.num_sequences()], ..*last };
+            }
         }
-        self.layers.iter().for_each(|layer| locked(layer).cache.crop(tokens));
-        self.plan.forget();
-        if let Some(last) = self.plan.spans.last_mut() {
-            *last = ChunkSpan { start: tokens - 1, len: 1, real: vec![1; last.num_sequences()], ..*last };
-        }
-        true
+        can_crop
     }
 
     pub(super) fn num_sequences(&self) -> i64 {

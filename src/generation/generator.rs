@@ -8,8 +8,8 @@ use tch::{Device, Tensor};
 
 use super::likelihood::{likelihoods, next_logits};
 use super::request::{Continued, GenerationEvent, Request, RequestId};
-use super::sample::Sample;
-use super::{GenerationRules, PromptLimits, StoppedText, TokenLikelihood, empty_prompt, rotates_by_length};
+use super::sample::{Prefill, Sample};
+use super::{GenerationRules, PromptLimits, StoppedText, empty_prompt, rotates_by_length};
 use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::{Engine, HiddenSink, Session, SessionSpec, Settings, decode_step, guarded};
 use crate::model::{CapturedLayers, Model};
@@ -31,18 +31,6 @@ pub struct Generator<'a> {
     next_request: u64,
     /// What carries tokens through the model, once there are some.
     layers: Option<CapturedLayers>,
-}
-
-/// A prompt that is being read.
-struct Prefill {
-    id: RequestId,
-    request: Request,
-    limit: usize,
-    /// Tokens that its session had read at first, if it is of use.
-    reused: usize,
-    likelihoods: Vec<TokenLikelihood>,
-    /// Tokens of the column that was read last.
-    last_column: usize,
 }
 
 impl<'a> Generator<'a> {
@@ -97,12 +85,12 @@ impl<'a> Generator<'a> {
     /// Lets go of a request, wherever it stands.
     pub fn cancel(&mut self, id: RequestId) {
         self.waiting.retain(|prefill| prefill.id != id);
-        self.running.retain(|sample| sample.request != id);
+        self.running.retain(|sample| sample.of.id != id);
     }
 
     /// Ends a text where it stands, and hands its session back.
     pub fn stop(&mut self, id: RequestId) -> Option<Continued> {
-        let at = self.running.iter().position(|sample| sample.request == id)?;
+        let at = self.running.iter().position(|sample| sample.of.id == id)?;
         let Sample { session, ids, .. } = self.running.remove(at);
         self.cancel(id);
         Some(Continued { session, ids })
@@ -166,9 +154,9 @@ impl<'a> Generator<'a> {
         let (rest, chunk) = (last.saturating_sub(done), self.engine.settings().chunk_size());
         let is_near_end = rest >= chunk && rest < chunk + prefill.last_column;
         if is_near_end && self.engine.settings().cuts_the_same_behind(done) {
-            let session = Box::new(session.fork()?);
+            let border = Continued { session: session.fork()?, ids: prefill.request.prompt[..done].to_vec() };
             prefill.request.keeps_border = false;
-            events.push((prefill.id, GenerationEvent::Border(session)));
+            events.push((prefill.id, GenerationEvent::Border(Box::new(border))));
         }
         Ok(())
     }
@@ -238,27 +226,22 @@ impl<'a> Generator<'a> {
     }
 
     /// The texts of a prompt that has been read begin.
-    fn begin(&mut self, prefill: Prefill, events: &mut Vec<(RequestId, GenerationEvent)>) -> Result<(), Fault> {
-        let Prefill { id, mut request, limit, reused, likelihoods, .. } = prefill;
-        let Some(session) = request.session.take() else { return Ok(()) };
-        let (asked, tokenizer) = (Rc::new(request), self.tokenizer);
-        let sample = |index, session| Sample {
-            request: id,
-            index,
-            session,
-            ids: asked.prompt.clone(),
-            reused,
-            limit,
-            asked: asked.clone(),
-            text: StoppedText::new(asked.rules.stop.clone(), tokenizer, &asked.prompt),
+    fn begin(&mut self, mut prefill: Prefill, events: &mut Vec<(RequestId, GenerationEvent)>) -> Result<(), Fault> {
+        let Some(session) = prefill.request.session.take() else { return Ok(()) };
+        let likelihoods = std::mem::take(&mut prefill.likelihoods);
+        let (of, tokenizer) = (Rc::new(prefill), self.tokenizer);
+        let Request { prompt, rules, samples: count, .. } = &of.request;
+        let sample = |index, session| {
+            let text = StoppedText::new(rules.stop.clone(), tokenizer, prompt);
+            Sample { of: of.clone(), index, session, ids: prompt.clone(), text }
         };
-        let mut samples = Vec::with_capacity(asked.samples);
-        for index in 1..asked.samples {
+        let mut samples = Vec::with_capacity(*count);
+        for index in 1..*count {
             samples.push(sample(index, session.fork()?));
         }
         samples.insert(0, sample(0, session));
         self.running.append(&mut samples);
-        events.push((id, GenerationEvent::Prompt(likelihoods)));
+        events.push((of.id, GenerationEvent::Prompt(likelihoods)));
         Ok(())
     }
 
@@ -277,15 +260,15 @@ impl<'a> Generator<'a> {
             let written = guarded(|| Ok(sample.write(&logits_nv.get(row as i64), self.tokenizer)));
             match written.flatten() {
                 Ok((event, end)) => {
-                    events.push((sample.request, event));
+                    events.push((sample.of.id, event));
                     finished.extend(end.map(|reason| (row, reason)));
                 }
-                Err(error) => failed.push((sample.request, error)),
+                Err(error) => failed.push((sample.of.id, error)),
             }
         }
         for (row, reason) in finished.into_iter().rev() {
             let sample = self.running.remove(row);
-            let request = sample.request;
+            let request = sample.of.id;
             match sample.finish(self.tokenizer, reason) {
                 Ok(event) => events.push((request, event)),
                 Err(error) => failed.push((request, error)),
@@ -319,7 +302,7 @@ impl<'a> Generator<'a> {
     }
 
     fn fail_all(&mut self, error: Fault, events: &mut Vec<(RequestId, GenerationEvent)>) {
-        let mut requests: Vec<RequestId> = self.running.drain(..).map(|sample| sample.request).collect();
+        let mut requests: Vec<RequestId> = self.running.drain(..).map(|sample| sample.of.id).collect();
         requests.dedup();
         let told = || Fault::new(error.exit(), error.to_string()).of_kind(error.kind());
         let further: Vec<Fault> = requests.iter().skip(1).map(|_| told()).collect();

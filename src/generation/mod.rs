@@ -15,9 +15,7 @@ use crate::units::{Fault, FaultKind};
 pub use generator::Generator;
 pub use likelihood::TokenLikelihood;
 pub use limits::PromptLimits;
-pub use request::{
-    Continued, Finish, GenerationEvent, LikelihoodsOf, Request, RequestId, WholeText, at_beginning, can_begin, shared_tokens,
-};
+pub use request::{Continued, Finish, GenerationEvent, LikelihoodsOf, Request, RequestId, WholeText, shared_tokens};
 pub use rules::GenerationRules;
 pub use sampling::{Candidate, DrawPlace, SamplingRules, TokensSoFar, probabilities};
 pub use session_file::{SavedSession, SessionIdentity};

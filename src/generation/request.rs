@@ -54,7 +54,7 @@ pub enum GenerationEvent {
     /// The prompt has been read. Has the likelihoods of all its tokens but the first, where they are asked for.
     Prompt(Vec<TokenLikelihood>),
     /// The prompt has been read up to a border that longer prompts with the same beginning have, too, at which a session of its own stands.
-    Border(Box<Session>),
+    Border(Box<Continued>),
     Token {
         /// The index of the text among those of the request.
         sample: usize,
@@ -121,9 +121,8 @@ impl WholeText {
 }
 
 pub struct Continued {
-    /// It has read all tokens but the last.
     pub session: Session,
-    /// All tokens, with the last, which the session is yet to read.
+    /// The tokens that the session has read; of a text also the last, which it is yet to read.
     pub ids: Vec<u32>,
 }
 
@@ -137,15 +136,4 @@ pub fn shared_tokens(settings: &Settings, read: &[u32], prompt: &[u32]) -> usize
         some if settings.keeps_all_exactly() => some - some % settings.chunk_size(),
         _ => 0,
     }
-}
-
-/// Whether a session can go back to where it had read `tokens` tokens.
-pub fn can_begin(session: &Session, tokens: usize) -> bool {
-    tokens > 0 && (session.num_tokens() == tokens || session.can_crop(tokens))
-}
-
-/// The session where it had read `tokens` tokens, if it can go back there.
-pub fn at_beginning(mut session: Session, tokens: usize) -> Option<Session> {
-    let stands_there = tokens > 0 && (session.num_tokens() == tokens || session.crop(tokens));
-    stands_there.then_some(session)
 }

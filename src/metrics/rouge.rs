@@ -6,22 +6,26 @@ use super::bags::{bag, common, share};
 use super::lcs::{lcs_indices, lcs_length};
 use super::porter::stem;
 use super::python::harmonic;
+use crate::units::named;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RougeKind {
-    One,
-    Two,
-    /// The longest common subsequence of the texts.
-    L,
-    /// The union of those of the lines.
-    LSum,
+named! {
+    pub enum RougeKind {
+        One = "1",
+        Two = "2",
+        /// The longest common subsequence of the texts.
+        L = "l",
+        /// The union of those of the lines.
+        LSum = "l_sum",
+    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RougeFigure {
-    F1,
-    Precision,
-    Recall,
+named! {
+    /// A figure, and the end of a measure's name that asks for it.
+    pub enum RougeFigure {
+        F1 = "",
+        Precision = "_precision",
+        Recall = "_recall",
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +38,8 @@ pub struct RougeMeasure {
 
 impl RougeMeasure {
     pub(super) fn all() -> impl Iterator<Item = Self> {
-        use RougeFigure::{F1, Precision, Recall};
-        use RougeKind::{L, LSum, One, Two};
-        let of_kind =
-            |kind| [true, false].map(move |stemmed| [F1, Precision, Recall].map(|figure| Self { kind, stemmed, figure }));
-        [One, Two, L, LSum].into_iter().flat_map(of_kind).flatten()
+        let of_kind = |kind| [true, false].map(move |stemmed| RougeFigure::ALL.map(|figure| Self { kind, stemmed, figure }));
+        RougeKind::ALL.into_iter().flat_map(of_kind).flatten()
     }
 
     pub(super) fn score(self, prediction: &str, reference: &str) -> f64 {
@@ -71,18 +72,8 @@ impl RougeMeasure {
 /// Such as `rouge_l`, `rouge_1_recall`, `rouge_l_sum_plain_precision`.
 impl fmt::Display for RougeMeasure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            RougeKind::One => "1",
-            RougeKind::Two => "2",
-            RougeKind::L => "l",
-            RougeKind::LSum => "l_sum",
-        };
-        let figure = match self.figure {
-            RougeFigure::F1 => "",
-            RougeFigure::Precision => "_precision",
-            RougeFigure::Recall => "_recall",
-        };
-        write!(f, "rouge_{kind}{}{figure}", if self.stemmed { "" } else { "_plain" })
+        let stems = if self.stemmed { "" } else { "_plain" };
+        write!(f, "rouge_{}{stems}{}", self.kind.name(), self.figure.name())
     }
 }
 

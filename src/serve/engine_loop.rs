@@ -9,11 +9,10 @@ use tokio::sync::mpsc::{Receiver, UnboundedSender};
 use super::counters::{Counters, add, set};
 use super::job::PromptJob;
 use crate::engine::{Session, Settings};
-use crate::generation::{Continued, GenerationEvent, Generator, RequestId, at_beginning, can_begin, shared_tokens};
+use crate::generation::{Continued, GenerationEvent, Generator, RequestId, shared_tokens};
 use crate::native::give_free_memory_back;
 
 struct OpenPrompt {
-    ids: Vec<u32>,
     index: usize,
     answers: UnboundedSender<(usize, GenerationEvent)>,
     /// Texts that have not ended.
@@ -90,11 +89,11 @@ impl<'a> EngineLoop<'a> {
             request.session = self.prefixes.find(&request.prompt, self.generator.settings());
         }
         (request.keeps_session, request.keeps_border) = (self.longest, self.longest.is_some() && !self.keeps_all);
-        let open = OpenPrompt { ids: request.prompt.clone(), index, answers, texts: request.samples };
+        let (prompt_tokens, open) = (request.prompt.len(), OpenPrompt { index, answers, texts: request.samples });
         match self.generator.submit(request) {
             Ok(id) => {
                 add(&self.counters.requests, 1);
-                add(&self.counters.prompt_tokens, open.ids.len());
+                add(&self.counters.prompt_tokens, prompt_tokens);
                 add(&self.counters.reused_tokens, self.generator.num_read(id));
                 self.open.insert(id, open);
             }
@@ -107,8 +106,8 @@ impl<'a> EngineLoop<'a> {
 
     fn tell(&mut self, request: RequestId, mut event: GenerationEvent) {
         let Some(open) = self.open.get_mut(&request) else { return };
-        if let GenerationEvent::Border(session) = event {
-            return self.prefixes.hold(&open.ids, *session);
+        if let GenerationEvent::Border(border) = event {
+            return self.prefixes.hold(*border);
         }
         match &mut event {
             GenerationEvent::Prompt(_) | GenerationEvent::Border(_) => {}
@@ -117,7 +116,7 @@ impl<'a> EngineLoop<'a> {
                 add(&self.counters.finished, 1);
                 add(&self.counters.evicted, *evicted);
                 if let Some(continued) = session.take().filter(|_| self.keeps_all) {
-                    self.prefixes.hold(&continued.ids, continued.session);
+                    self.prefixes.hold(*continued);
                 }
                 open.texts -= 1;
             }
@@ -146,7 +145,6 @@ impl<'a> EngineLoop<'a> {
 
 /// Sessions that wait for a prompt which begins with what they have read: those that were used last.
 struct PrefixCache {
-    /// Each with the tokens that it has read.
     sessions: Vec<Continued>,
     capacity: usize,
 }
@@ -158,19 +156,20 @@ impl PrefixCache {
         let mut shared: Vec<(usize, usize)> = shared.filter(|&(_, tokens)| tokens > 0).collect();
         shared.sort_by_key(|&(at, tokens)| Reverse((tokens, at)));
         // Where a window has dropped entries, only another one may stand there.
-        let (at, tokens) = shared.into_iter().find(|&(at, tokens)| can_begin(&self.sessions[at].session, tokens))?;
-        let copy = at_beginning(self.sessions[at].session.fork().ok()?, tokens)?;
+        let (at, tokens) = shared.into_iter().find(|&(at, tokens)| self.sessions[at].session.can_crop(tokens))?;
+        let mut copy = self.sessions[at].session.fork().ok()?;
+        copy.crop(tokens);
         // The one that was used last is the last to go.
         self.sessions[at..].rotate_left(1);
         Some(copy)
     }
 
-    /// Holds a session that has read `ids`, in place of one that has read the same, of an older one that has read the beginning of exactly one
+    /// Holds a session, in place of one that has read the same, of an older one that has read the beginning of exactly one
     /// other's tokens, or of the one that was not used for longest.
-    fn hold(&mut self, ids: &[u32], session: Session) {
-        let ids = ids[..session.num_tokens().min(ids.len())].to_vec();
-        self.sessions.retain(|held| held.ids != ids);
-        self.sessions.push(Continued { session, ids });
+    fn hold(&mut self, mut last: Continued) {
+        last.ids.truncate(last.session.num_tokens());
+        self.sessions.retain(|held| held.ids != last.ids);
+        self.sessions.push(last);
         while self.sessions.len() > self.capacity {
             let goes_on =
                 |held: &Continued, other: &Continued| other.ids.len() > held.ids.len() && other.ids.starts_with(&held.ids);

@@ -8,7 +8,7 @@ use super::LoadedModel;
 use super::prompts::{ConversationReader, TemplateArguments};
 use crate::data::{self, Conversation};
 use crate::engine::Session;
-use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Generator, Request, at_beginning, shared_tokens};
+use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Generator, Request, shared_tokens};
 use crate::report::console;
 use crate::train::Interrupt;
 use crate::units::{Fault, counted};
@@ -144,12 +144,12 @@ impl<'a> Chat<'a> {
         let mut request = Request { keeps_session, ..Request::new(prompt, self.rules.clone()) };
         generator.limits.check(&request.prompt, &request.rules)?;
         let had_session = self.kept.is_some();
-        request.session = self.kept.take().and_then(|(Continued { session, ids }, _)| {
+        request.session = self.kept.take().and_then(|(Continued { mut session, ids }, _)| {
             if is_continued {
                 return Some(session);
             }
             let tokens = shared_tokens(self.used.engine.settings(), &ids[..session.num_tokens()], &request.prompt);
-            at_beginning(session, tokens)
+            session.crop(tokens).then_some(session)
         });
         if !is_continued && had_session {
             let from = request.session.as_ref().map_or(0, Session::num_tokens);

@@ -39,7 +39,7 @@ pub(in crate::data) struct ExampleReader<'a> {
     format: &'static RowFormat,
     pub(super) recipe: &'a DataRecipe,
     pub(super) classes: Option<&'a Classes>,
-    pub(super) encoder: &'a Encoder,
+    pub(in crate::data) encoder: &'a Encoder,
     pub(super) has_template: bool,
 }
 

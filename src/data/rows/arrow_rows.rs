@@ -20,20 +20,31 @@ use crate::units::Fault;
 
 const END: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 
-/// Rows that are turned into JSON at once.
-const BATCH_ROWS: usize = 16;
+/// Rows that are turned into JSON at once: contexts are long, so few.
+pub(super) const BATCH_ROWS: usize = 16;
 
-/// Gives the batches one by one, each with the bytes that it takes in the file, or a few more.
-type NextBatch = Box<dyn FnMut() -> Result<Option<(RecordBatch, usize)>, String>>;
+/// Gives the batches one by one, each with the bytes that it takes in the file, or more.
+pub(super) type NextBatch = Box<dyn FnMut() -> Result<Option<(RecordBatch, usize)>, String>>;
 
 /// Hands over each row. A stream without its end is cut off.
 pub(super) fn each<E: From<Fault>>(path: &Path, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
-    let broken = |message: String| faults::unreadable(path, "Arrow", &message);
-    // Lists of nothing take no byte, and words of a dictionary one for each use.
-    let limits = WorkLimits::of("data", path, 16, 1.0);
     let file = arrow_buffer(&map_file(path, FileKind::Data)?);
     let bounded = file.len().min(limit);
     let open = || if file.starts_with(MAGIC) { file_batches(file) } else { stream_batches(&file) };
+    each_of(path, "Arrow", bounded, open, sink)
+}
+
+/// Hands over each row of the batches of a file. What is made of it is bounded as what so many bytes can ask for.
+pub(super) fn each_of<E: From<Fault>>(
+    path: &Path,
+    as_what: &str,
+    bounded: usize,
+    open: impl FnOnce() -> Result<NextBatch, String>,
+    sink: Sink<'_, E>,
+) -> Result<(), E> {
+    let broken = |message: String| faults::unreadable(path, as_what, &message);
+    // Lists of nothing take no byte, and words of a dictionary one for each use.
+    let limits = WorkLimits::of("data", path, 16, 1.0);
     let mut next = limits.guarded(bounded, open).map_err(broken)?;
     let mut types = None;
     let mut record = 0;

@@ -1,7 +1,6 @@
 //! What a recipe names, as files: a file, a pattern, a folder whose files are of several splits or shards, or several of these.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -9,7 +8,7 @@ use serde::Deserialize;
 use super::input::inner_extension;
 use crate::data::faults;
 use crate::files::{FileKind, parse_json, read_if_there};
-use crate::units::{Fault, distinct, listed};
+use crate::units::{Fault, distinct, listed, named};
 
 const ROWS: [&str; 9] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "feather", "ipc"];
 
@@ -21,12 +20,13 @@ const ABOUT: [&str; 4] = ["dataset_info.json", "dataset_infos.json", "dataset_di
 /// Documents that describe a folder, by their names before the first dot.
 const ABOUT_FOLDER: [&str; 7] = ["readme", "license", "licence", "notice", "citation", "changelog", "contributing"];
 
-/// A split, as files and folders bear its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SplitName {
-    Train,
-    Validation,
-    Test,
+named! {
+    /// A split, as files and folders bear its name.
+    pub enum SplitName {
+        Train = "train",
+        Validation = "validation",
+        Test = "test",
+    }
 }
 
 impl SplitName {
@@ -38,16 +38,6 @@ impl SplitName {
             "validation" | "valid" | "dev" | "val" => Some(Self::Validation),
             "test" | "testing" | "eval" | "evaluation" => Some(Self::Test),
             _ => None,
-        })
-    }
-}
-
-impl fmt::Display for SplitName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Train => "train",
-            Self::Validation => "validation",
-            Self::Test => "test",
         })
     }
 }
@@ -116,7 +106,7 @@ fn folder(folder: &Path, wanted: SplitName, notes: &mut Vec<String>) -> Result<V
         if files.is_empty() {
             let only = format!(", only the folders {}: name the one to read", self::names(&folders));
             let there = if folders.is_empty() { "" } else { &only };
-            let message = format!("the folder holds no files of data for the split `{wanted}`{there}");
+            let message = format!("the folder holds no files of data for the split `{}`{there}", wanted.name());
             return Err(faults::bad_source(folder, &message));
         }
     }
@@ -125,26 +115,26 @@ fn folder(folder: &Path, wanted: SplitName, notes: &mut Vec<String>) -> Result<V
         files.retain(|path| of_split(path) == Some(wanted));
     }
     if files.is_empty() {
-        return Err(faults::bad_source(folder, &format!("no file of the folder is called `{wanted}`")));
+        return Err(faults::bad_source(folder, &format!("no file of the folder is called `{}`", wanted.name())));
     }
     let splits = distinct(files.iter().filter_map(|path| split_of_shard(&name(path))));
     if let Some(at) = only_split(folder, &splits, wanted)? {
         files.retain(|path| split_of_shard(&name(path)).is_none_or(|split| split == splits[at]));
     }
     all_shards(folder, &files)?;
-    notes.extend(left_out(folder, &format!("the split `{wanted}`"), &entries, &files));
+    notes.extend(left_out(folder, &format!("the split `{}`", wanted.name()), &entries, &files));
     Ok(files.into_iter().cloned().collect())
 }
 
 /// Which of some names is that of a split: the one that is just called so, or the only one that says so.
 fn only_split(folder: &Path, names: &[String], wanted: SplitName) -> Result<Option<usize>, Fault> {
     let all: Vec<usize> = (0..names.len()).filter(|&at| SplitName::of(&names[at]) == Some(wanted)).collect();
-    match (all.iter().find(|&&at| names[at] == wanted.to_string()), &all[..]) {
+    match (all.iter().find(|&&at| names[at] == wanted.name()), &all[..]) {
         (Some(at), _) | (None, [at]) => Ok(Some(*at)),
         (None, []) => Ok(None),
         (None, several) => {
             let several = listed(several.iter().map(|&at| format!("`{}`", names[at])));
-            Err(faults::bad_source(folder, &format!("{several} are all of the split `{wanted}`: name the one to read")))
+            Err(faults::bad_source(folder, &format!("{several} are all of the split `{}`: name the one to read", wanted.name())))
         }
     }
 }
@@ -236,7 +226,7 @@ struct SavedShard {
 fn saved_files(folder: &Path, wanted: SplitName) -> Result<Option<Vec<PathBuf>>, Fault> {
     if let Some(SavedSplits { splits }) = json(&folder.join("dataset_dict.json"))? {
         let Some(at) = only_split(folder, &splits, wanted)? else {
-            let message = format!("it has no split `{wanted}`, but {}", splits.join(", "));
+            let message = format!("it has no split `{}`, but {}", wanted.name(), splits.join(", "));
             return Err(faults::bad_source(folder, &message));
         };
         let of_split = folder.join(&splits[at]);
