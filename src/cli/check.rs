@@ -16,9 +16,7 @@ use crate::engine::{ChunkPlan, Schedule, Settings};
 use crate::files::Scratch;
 use crate::model::{LayerSpec, Model, ModelConfig, TrainedPart, kind_of, trained_by_kind};
 use crate::plan::{Alternative, GRAPHS, Machine};
-use crate::recipe::{
-    BufferKind, CacheLength, Chunking, HeadRecipe, LoraRecipe, Offload, OnOutOfMemory, Recipe, Storage, StoreForm,
-};
+use crate::recipe::{BufferKind, CacheLength, Chunking, LoraRecipe, Offload, OnOutOfMemory, Recipe, Storage, StoreForm};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train::{self, ExpectedEvictions, ResolvedRun, RunSchedule};
@@ -177,11 +175,7 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
 
 /// The model, what of it is trained, its head and its cache.
 fn table(recipe: &Recipe, config: &ModelConfig, trained: &str) -> Table {
-    let head = match &recipe.head {
-        HeadRecipe::NextToken => "next_token".to_owned(),
-        HeadRecipe::SeqClassificationOnLogits(labels) => format!("seq_classification_on_logits, {labels}"),
-        HeadRecipe::SeqClassification(classes) => format!("seq_classification, {classes}"),
-    };
+    let classes = recipe.head.classes().map_or_else(String::new, |classes| format!(", {classes}"));
     let mut table = Table::new(&["what", "value"]);
     let (layers, width, attention) = (config.num_layers(), config.hidden_size, &config.layers[0].attention);
     let (heads, kv_heads, head_dim) = (attention.num_heads, attention.num_kv_heads, attention.head_dim);
@@ -204,7 +198,7 @@ fn table(recipe: &Recipe, config: &ModelConfig, trained: &str) -> Table {
     }
     table.row(&["trained parameters", trained]);
     table.row(&["numerics", &numerics(recipe)]);
-    table.row(&["head", &head]);
+    table.row(&["head", &format!("{}{classes}", recipe.head.kind())]);
     let (cache, by_layer) = cache(recipe, config);
     table.row(&["KV cache", &cache]);
     table.figure("slots by layer", by_layer);

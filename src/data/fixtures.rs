@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use super::{DataRequest, ModelLimits, Splits, Tokenizer, formats, open};
-use crate::recipe::{DataRecipe, HeadRecipe, Labels, OnTooLong, know_formats};
+use crate::recipe::{ClassList, DataRecipe, HeadRecipe, OnTooLong, know_formats};
 use crate::units::Fault;
 
 pub(super) const LIMITS: ModelLimits = ModelLimits { vocab_size: 512, max_positions: 32_768, most_positions: 32_768, pad: None };
@@ -17,7 +17,7 @@ pub(super) fn tokenizer() -> Tokenizer {
 }
 
 pub(super) fn letters() -> HeadRecipe {
-    HeadRecipe::SeqClassificationOnLogits(Labels::Texts(["A", "B", "C", "D"].map(str::to_owned).to_vec()))
+    HeadRecipe::SeqClassificationOnLogits(ClassList::Named(["A", "B", "C", "D"].map(str::to_owned).to_vec()))
 }
 
 /// A data file in a folder of its own, and a recipe that reads it whole.

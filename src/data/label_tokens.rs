@@ -4,18 +4,17 @@ use serde::Serialize;
 
 use super::faults;
 use super::tokenizer::Tokenizer;
-use crate::recipe::{ClassList, Labels};
+use crate::recipe::ClassList;
 use crate::units::{Fault, quoted};
 
 /// The token of each class, in the order of the labels: a label given as text is encoded without special tokens and must be
 /// exactly one; no two may be the same. The loss is taken over the logits of these.
-pub fn label_tokens(labels: &Labels, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, Fault> {
-    let tokens = match labels {
-        Labels::Tokens(tokens) => tokens.clone(),
-        Labels::Texts(texts) => {
-            let tokenizer = tokenizer.ok_or_else(|| faults::no_tokenizer("`head.labels`"))?;
-            texts.iter().map(|label| single_token(label, tokenizer)).collect::<Result<_, _>>()?
-        }
+pub fn label_tokens(classes: &ClassList, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, Fault> {
+    let tokens = if let ClassList::Tokens(tokens) = classes {
+        tokens.clone()
+    } else {
+        let tokenizer = tokenizer.ok_or_else(|| faults::no_tokenizer("`head.labels`"))?;
+        classes.names().iter().map(|label| single_token(label, tokenizer)).collect::<Result<_, _>>()?
     };
     if tokens.len() < 2 {
         let message = format!("{} labels, expected at least 2", tokens.len());
@@ -50,19 +49,15 @@ pub(super) struct Classes {
 }
 
 impl Classes {
-    pub(super) fn new(labels: &Labels, tokenizer: Option<&Tokenizer>) -> Result<Self, Fault> {
-        let texts = if let Labels::Texts(texts) = labels { Some(texts.clone()) } else { None };
-        let tokens = label_tokens(labels, tokenizer)?;
+    pub(super) fn new(classes: &ClassList, tokenizer: Option<&Tokenizer>) -> Result<Self, Fault> {
+        let texts = if let ClassList::Tokens(_) = classes { None } else { Some(classes.names()) };
+        let tokens = label_tokens(classes, tokenizer)?;
         Ok(Self { count: tokens.len(), tokens, texts })
     }
 
     /// Classes that a matrix scores; without names they are numbers from 0.
     pub(super) fn scored(classes: &ClassList) -> Self {
-        let texts = match classes {
-            ClassList::Named(names) => names.clone(),
-            ClassList::Count(count) => (0..*count).map(|class| class.to_string()).collect(),
-        };
-        Self { tokens: Vec::new(), texts: Some(texts), count: classes.count() }
+        Self { tokens: Vec::new(), texts: Some(classes.names()), count: classes.count() }
     }
 
     /// The class whose label is `text`: by its text, or by its one token where labels are given as tokens.
@@ -101,8 +96,8 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    fn texts(labels: &[&str]) -> Labels {
-        Labels::Texts(labels.iter().map(|&label| label.to_owned()).collect())
+    fn texts(labels: &[&str]) -> ClassList {
+        ClassList::Named(labels.iter().map(|&label| label.to_owned()).collect())
     }
 
     #[test]
@@ -120,15 +115,15 @@ mod tests {
         let tokenizer = Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")).unwrap();
         let tokens = label_tokens(&texts(&["A", "B", "C", "D"]), Some(&tokenizer)).unwrap();
         assert_eq!(tokens.iter().map(|&t| tokenizer.decode(&[t]).unwrap()).collect::<String>(), "ABCD");
-        assert_eq!(label_tokens(&Labels::Tokens(vec![40, 41]), None).unwrap(), [40, 41]);
+        assert_eq!(label_tokens(&ClassList::Tokens(vec![40, 41]), None).unwrap(), [40, 41]);
 
         let error = label_tokens(&texts(&["A", "Zürich"]), Some(&tokenizer)).unwrap_err();
         let expected = tokenizer.encode("Zürich").unwrap();
         assert_eq!(error.to_string(), format!("label `Zürich` is {} tokens {expected:?}, expected exactly 1", expected.len()));
         assert!(label_tokens(&texts(&["A", ""]), Some(&tokenizer)).unwrap_err().to_string().ends_with("expected exactly 1"));
-        let error = label_tokens(&Labels::Tokens(vec![40, 41, 40]), None).unwrap_err();
+        let error = label_tokens(&ClassList::Tokens(vec![40, 41, 40]), None).unwrap_err();
         assert_eq!(error.to_string(), "labels 0 and 2 are both token 40, expected distinct tokens");
-        assert_eq!(label_tokens(&Labels::Tokens(vec![7]), None).unwrap_err().to_string(), "1 labels, expected at least 2");
+        assert_eq!(label_tokens(&ClassList::Tokens(vec![7]), None).unwrap_err().to_string(), "1 labels, expected at least 2");
         assert!(label_tokens(&texts(&["A", "B"]), None).unwrap_err().to_string().contains("needs a tokenizer"));
     }
 }

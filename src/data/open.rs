@@ -241,7 +241,7 @@ mod tests {
     use crate::data::faults::RowFault;
     use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
     use crate::data::{IGNORE, Targets};
-    use crate::recipe::{Labels, OnTooLong};
+    use crate::recipe::{ClassList, OnTooLong};
 
     fn texts(number: usize) -> String {
         let line = |index: usize| format!("{{\"prompt\": \"{}\", \"completion\": \"yes\"}}\n", "word ".repeat(index + 1));
@@ -458,7 +458,7 @@ mod tests {
         let one = Fixture::new("prompt-completion", texts(1));
         let error = open(&DataRequest { limits: small, ..one.request(Some(&tokenizer())) }, &mut |_, _, _| {}).unwrap_err();
         assert!(error.to_string().ends_with("is not below the model's `vocab_size` 40"), "{error}");
-        let labels = HeadRecipe::SeqClassificationOnLogits(Labels::Texts(vec!["yes".into(), "two words".into()]));
+        let labels = HeadRecipe::SeqClassificationOnLogits(ClassList::Named(vec!["yes".into(), "two words".into()]));
         let error = open(&DataRequest { head: &labels, ..fixture.request(Some(&tokenizer())) }, &mut |_, _, _| {}).unwrap_err();
         assert!(error.to_string().starts_with("label `yes` is 3 tokens"), "{error}");
         let mut missing = fixture.recipe.clone();

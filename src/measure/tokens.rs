@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::data::{Batch, IGNORE, Sequence, Targets};
 use crate::model::ModelConfig;
-use crate::recipe::{HeadRecipe, Recipe, RopeScalingRecipe};
+use crate::recipe::{Recipe, RopeScalingRecipe};
 use crate::units::Fault;
 
 /// Draws as many sequences as a micro-batch of the recipe has, the longest first, with the given lengths, or all of the only length given.
@@ -29,13 +29,12 @@ pub fn random_batch(recipe: &Recipe, config: &ModelConfig, lengths: &[usize], se
     let mut sequence = |(sample, tokens): (usize, usize)| {
         let first_target = if recipe.grad.single_tokens_for_targets { tokens - 1 } else { 0 };
         let mut inputs: Vec<u32> = (0..=tokens).map(|_| rng.random_range(0..config.vocab_size as u32)).collect();
-        let targets = match &recipe.head {
-            HeadRecipe::NextToken => {
+        let targets = match recipe.head.classes() {
+            None => {
                 let labels = inputs[1..].iter().enumerate();
                 Targets::NextToken(labels.map(|(at, &id)| if at < first_target { IGNORE } else { i64::from(id) }).collect())
             }
-            HeadRecipe::SeqClassificationOnLogits(labels) => Targets::Class(rng.random_range(0..labels.count())),
-            HeadRecipe::SeqClassification(classes) => Targets::Class(rng.random_range(0..classes.count())),
+            Some(classes) => Targets::Class(rng.random_range(0..classes.count())),
         };
         inputs.truncate(tokens);
         Sequence { sample: sample as u64, inputs, targets, initial: None }

@@ -235,9 +235,8 @@ impl Planner<'_> {
     fn consider_chunks(&self, kv: &CacheRecipe, grad: GradRecipe) -> Result<Alternative, Fault> {
         let settings = Settings::new(self.config, kv, &grad)?;
         let Machine { device, threads, ranks, .. } = self.machine;
-        let accumulates = self.recipe.train.gradient_accumulation_steps > 1;
         let spec = StepSpec::of(self.recipe, self.config, &settings, self.trained, device);
-        let spec = StepSpec { threads, ranks, accumulates, ..spec };
+        let spec = StepSpec { threads, ranks, ..spec };
         let plan = settings.plan(self.batch, None)?;
         let forecast = Forecast::of(&spec, &plan, self.batch);
         let (host, device) = match &forecast.host {

@@ -67,7 +67,7 @@ impl Moment {
         moment.add("unpacked weight", MemoryPlace::Device, spec.unpacked());
         moment.add("adapter", MemoryPlace::Device, spec.adapter().0);
         moment.add("optimizer state", place(spec.recipe.train.offload != Offload::None), spec.optimizer_state().0);
-        if spec.accumulates {
+        if spec.recipe.train.gradient_accumulation_steps > 1 {
             let waits = spec.sums_apart() && spec.layers_wait();
             moment.add("accumulated gradients", place(waits), spec.trained_bytes().0);
         }

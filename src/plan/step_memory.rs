@@ -15,37 +15,13 @@ use crate::units::Bytes;
 /// The part of a peak that is the graph of the cell under way, and of those that are kept.
 pub const GRAPHS: &str = "graph of the cell";
 
-/// A layer band in a column.
-#[derive(Clone, Copy, Debug)]
+/// A layer band in a column, or several of these.
+#[derive(Clone, Copy, Debug, Default)]
 struct CellMemory {
-    is_kept: bool,
     graph: u64,
     undo: u64,
     resident_undo: u64,
     outputs: u64,
-}
-
-/// Sums over the columns of a band from the left up to some column: of cells whose graphs are kept, and outputs of the other ones.
-#[derive(Clone, Copy, Debug, Default)]
-struct CellSums {
-    graph: u64,
-    resident_undo: u64,
-    outputs: u64,
-}
-
-impl CellSums {
-    fn running(cells: &[CellMemory]) -> Vec<Self> {
-        let mut sums = vec![Self::default()];
-        for (c, cell) in cells.iter().enumerate() {
-            let so_far = sums[c];
-            sums.push(if cell.is_kept {
-                Self { graph: so_far.graph + cell.graph, resident_undo: so_far.resident_undo + cell.resident_undo, ..so_far }
-            } else {
-                Self { outputs: so_far.outputs + cell.outputs, ..so_far }
-            });
-        }
-        sums
-    }
 }
 
 /// All sizes of a step.
@@ -56,8 +32,9 @@ pub(super) struct StepMemory<'a> {
     columns: Vec<PlannedColumn>,
     /// Cells by band from the top, and by column.
     cells: Vec<Vec<CellMemory>>,
-    /// By band from the top, and by column, of those to the left of it; one more than there are columns.
-    running: Vec<Vec<CellSums>>,
+    /// By band from the top, and by column, sums over the cells to the left of it: graphs and resident entries of those whose graphs are
+    /// kept, and of the others what waits. One more than there are columns.
+    running: Vec<Vec<CellMemory>>,
     /// Hidden states of the columns to the left of each, and of those among them that have targets.
     hidden_before: Vec<[u64; 2]>,
     checkpoints: u64,
@@ -93,11 +70,10 @@ impl<'a> StepMemory<'a> {
             let of_targets = if column.has_targets { column.hidden } else { 0 };
             memory.hidden_before.push([all + column.hidden, targeted + of_targets]);
         }
-        memory.running = memory.cells.iter().map(|cells| CellSums::running(cells)).collect();
+        memory.running = (0..bands).map(|band| memory.running_of(band)).collect();
         let borders = |c: usize| (0..memory.layers.len()).filter(|&layer| memory.schedule.is_border(layer, c)).count() as u64;
         memory.checkpoints = (0..columns).map(|c| borders(c) * memory.columns[c].checkpoint).sum();
-        let logs = memory.cells.iter().map(|cells| cells.iter().filter(|cell| !cell.is_kept).map(|cell| cell.undo).sum());
-        memory.undo = logs.max().unwrap_or(0);
+        memory.undo = memory.running.iter().flatten().map(|sums| sums.undo).max().unwrap_or(0);
         memory
     }
 
@@ -105,12 +81,25 @@ impl<'a> StepMemory<'a> {
         let layers = self.layers[self.schedule.layers(band)].iter().map(|layer| &layer.columns[c]);
         let sum = |of: fn(&LayerColumn) -> u64| layers.clone().map(of).sum::<u64>();
         CellMemory {
-            is_kept: self.schedule.is_kept(band, c),
             graph: sum(|layer| layer.bytes.graph) + self.columns[c].shared,
             undo: sum(|layer| layer.undo),
             resident_undo: sum(|layer| layer.resident_undo),
             outputs: sum(|layer| layer.outputs),
         }
+    }
+
+    fn running_of(&self, band: usize) -> Vec<CellMemory> {
+        let mut sums = vec![CellMemory::default()];
+        for (c, cell) in self.cells[band].iter().enumerate() {
+            let so_far = sums[c];
+            sums.push(if self.schedule.is_kept(band, c) {
+                let (graph, resident_undo) = (so_far.graph + cell.graph, so_far.resident_undo + cell.resident_undo);
+                CellMemory { graph, resident_undo, ..so_far }
+            } else {
+                CellMemory { undo: so_far.undo + cell.undo, outputs: so_far.outputs + cell.outputs, ..so_far }
+            });
+        }
+        sums
     }
 
     pub(super) fn in_files(&self) -> Bytes {
@@ -238,7 +227,8 @@ impl<'a> StepMemory<'a> {
     fn cell(&self, band: usize, c: usize) -> Moment {
         let (layers, cell, column) = (self.schedule.layers(band), self.cells[band][c], self.columns[c]);
         let is_last = c + 1 == self.columns.len();
-        let recomputing = if cell.is_kept { 0 } else { self.beside(&layers, c, false) };
+        let is_kept = self.schedule.is_kept(band, c);
+        let recomputing = if is_kept { 0 } else { self.beside(&layers, c, false) };
         let seed = if band == 0 && column.has_targets && self.schedule.has_head_in_cells() { column.hidden } else { 0 };
         let leaves: u64 = if self.spec.sums_apart() { layers.clone().map(|layer| self.spec.of_layer(layer)).sum() } else { 0 };
         let backward = seed + leaves * self.spec.element() + self.backward(&layers, c, is_last);
@@ -246,7 +236,7 @@ impl<'a> StepMemory<'a> {
         let ways = [(StepPart::Recompute, recomputing), (StepPart::Head, head), (StepPart::Backward, backward)];
         let (part, inside) = ways.into_iter().max_by_key(|(_, bytes)| *bytes).unwrap_or(ways[0]);
         let mut moment = self.in_backward(part, band, c);
-        let (graph, resident) = if cell.is_kept { (0, 0) } else { (cell.graph, cell.resident_undo) };
+        let (graph, resident) = if is_kept { (0, 0) } else { (cell.graph, cell.resident_undo) };
         moment.add(GRAPHS, MemoryPlace::Device, graph);
         moment.add("resident undo entries", MemoryPlace::Device, resident);
         moment.add("prefetched copies", MemoryPlace::Device, self.prefetched(band, c));
@@ -261,7 +251,7 @@ impl<'a> StepMemory<'a> {
     fn in_backward(&self, part: StepPart, band: usize, c: usize) -> Moment {
         let (layers, bands, mut moment) = (self.schedule.layers(band), band + 1..self.cells.len(), self.standing(part));
         moment.add("caches", MemoryPlace::Device, self.layers[..layers.start].iter().map(|layer| layer.notes).sum());
-        let kept = |of: fn(&CellSums) -> u64| {
+        let kept = |of: fn(&CellMemory) -> u64| {
             self.sum(bands.clone(), 0..self.columns.len(), of) + self.sum(band..band + 1, 0..c + 1, of)
         };
         moment.add(GRAPHS, MemoryPlace::Device, kept(|sums| sums.graph));
@@ -311,7 +301,7 @@ impl<'a> StepMemory<'a> {
     }
 
     /// One of the sums, over some bands and columns.
-    fn sum(&self, bands: Range<usize>, columns: Range<usize>, of: impl Fn(&CellSums) -> u64) -> u64 {
+    fn sum(&self, bands: Range<usize>, columns: Range<usize>, of: impl Fn(&CellMemory) -> u64) -> u64 {
         self.running[bands].iter().map(|sums| of(&sums[columns.end]) - of(&sums[columns.start])).sum()
     }
 
@@ -347,11 +337,6 @@ impl<'a> StepMemory<'a> {
         most as u64
     }
 
-    /// Whether a column's gradient waits for a band: that of the head, or of the band above.
-    fn came(&self, band: usize, column: &PlannedColumn) -> bool {
-        band > 0 || column.has_targets && !self.schedule.has_head_in_cells()
-    }
-
     /// Gradients that wait for a band, of the columns before `end`; without bands nobody keeps them.
     fn came_before(&self, band: usize, end: usize) -> u64 {
         let [all, targeted] = self.hidden_before[end];
@@ -375,7 +360,7 @@ impl<'a> StepMemory<'a> {
         }
         let (cell, column) = (self.cells[band][c - 1], &self.columns[c - 1]);
         let input = if self.schedule.layers(band).start > 0 { column.checkpoint } else { 0 };
-        let gradient = if self.came(band, column) { column.hidden } else { 0 };
-        gradient + if cell.is_kept { 0 } else { cell.undo + input + cell.outputs }
+        let gradient = self.came_before(band, c) - self.came_before(band, c - 1);
+        gradient + if self.schedule.is_kept(band, c - 1) { 0 } else { cell.undo + input + cell.outputs }
     }
 }

@@ -28,12 +28,10 @@ pub struct StepSpec<'a> {
     /// Threads that compute, on a CPU.
     pub threads: usize,
     pub ranks: usize,
-    /// Whether gradients are summed over several micro-batches.
-    pub accumulates: bool,
 }
 
 impl<'a> StepSpec<'a> {
-    /// A recipe's, of one micro-batch, on one thread of one rank.
+    /// A recipe's, on one thread of one rank.
     pub fn of(
         recipe: &'a Recipe,
         config: &'a ModelConfig,
@@ -41,17 +39,7 @@ impl<'a> StepSpec<'a> {
         trained: &'a TrainedPart,
         device: Device,
     ) -> Self {
-        Self {
-            recipe,
-            config,
-            settings,
-            trained,
-            kind: kind_of(recipe.model.dtype),
-            device,
-            threads: 1,
-            ranks: 1,
-            accumulates: false,
-        }
+        Self { recipe, config, settings, trained, kind: kind_of(recipe.model.dtype), device, threads: 1, ranks: 1 }
     }
 
     /// Bytes of a number of the model.

@@ -20,10 +20,6 @@ table! {
         /// Targets of a sample: `completion` (what follows the prompt), `assistant` (all messages of the assistant), `last` (its last message)
         /// or `all`. Not with `tokens`.
         #[also("data.masking_strategy", "data.loss_on")]
-        #[word("completion", "completions", "response", "responses")]
-        #[word("assistant", "assistants", "train_on_assistant")]
-        #[word("last", "train_on_last", "last_turn")]
-        #[word("all", "train_on_all", "everything")]
         #[default("`assistant` with conversations, else `completion`")]
         pub train_on: Option<TrainOn> = None,
         /// The end token of each trained message or text is a target, too. Without it a model does not learn to stop.
@@ -77,10 +73,10 @@ impl RecipeField for ChatRecipe {
 
 words! {
     pub enum TrainOn {
-        Completion = "completion",
-        Assistant = "assistant",
-        Last = "last",
-        All = "all",
+        Completion = "completion" | "completions" | "response" | "responses",
+        Assistant = "assistant" | "assistants" | "train_on_assistant",
+        Last = "last" | "train_on_last" | "last_turn",
+        All = "all" | "train_on_all" | "everything",
     }
 }
 

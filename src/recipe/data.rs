@@ -31,8 +31,8 @@ table! {
         /// Training samples: a file (`.jsonl`, `.json`, `.csv`, `.parquet`, `.arrow`, `.txt`; texts also as `.gz` or `.zst`), a folder of
         /// files or shards, one saved by `datasets`, a pattern as `data/*.jsonl`, or several of these.
         #[also("data.path", "data.train_file")]
-        #[required("the file of training examples")]
-        pub train: DataPaths,
+        #[default("required")]
+        pub train: DataPaths = DataPaths::default(),
         /// Several data sets in place of `train` and `validation`. Each is a table `[[data.sets]]` with `path`, optionally `name`, `weight`,
         /// `validation` or `validation_fraction`, and other keys of `[data]`, which override those of `[data]` itself.
         pub sets: Vec<DataSet> = Vec::new(),
@@ -49,16 +49,12 @@ table! {
         /// What happens to a longer sequence: `drop` leaves it out, `truncate` cuts the middle of its prompt, `split` makes windows of it,
         /// `error` stops the run.
         #[also("data.excess_length_strategy", "excess_length_strategy")]
-        #[word("error", "raise")]
         pub on_too_long: OnTooLong = OnTooLong::Error,
         /// Tokens that a window repeats from the window before it, as context and not as targets. Only with
         /// `on_too_long = "split"`.
         #[also("data.window_overlap", "data.chunk_overlap")]
         pub split_overlap: usize = 0,
         /// Order of an epoch's batches. A batch holds sequences of similar length in any case.
-        #[word("longest_first", "longest-first")]
-        #[word("shortest_first", "shortest-first")]
-        #[word("length_buckets", "length-buckets", "group_by_length")]
         pub order: BatchOrder = BatchOrder::Shuffled,
         /// The tokens of the prompt are targets too. Not with `tokens`.
         #[also("data.train_on_inputs", "data.train_on_input", "train_on_inputs", "train_on_prompt")]
@@ -188,7 +184,7 @@ words! {
         Truncate = "truncate",
         /// The sample becomes windows; each of its tokens is a target in one of them. Of plain text only, all of which is trained.
         Split = "split",
-        Error = "error",
+        Error = "error" | "raise",
     }
 }
 
@@ -205,11 +201,11 @@ words! {
         /// Shuffled anew for each epoch.
         Shuffled = "shuffled",
         /// The longest first, so that memory is known at the first step.
-        LongestFirst = "longest_first",
-        ShortestFirst = "shortest_first",
+        LongestFirst = "longest_first" | "longest-first",
+        ShortestFirst = "shortest_first" | "shortest-first",
         /// Shuffled, and batches are drawn anew for each epoch from sequences whose lengths differ by at most a quarter: a sequence has other
         /// company each time.
-        LengthBuckets = "length_buckets",
+        LengthBuckets = "length_buckets" | "length-buckets" | "group_by_length",
     }
 }
 
@@ -220,9 +216,6 @@ table! {
         /// The loss. `next_token`: cross-entropy of every labelled token. `seq_classification_on_logits`: one class per sequence, from the
         /// logits of the class tokens at the last token. `seq_classification`: one class per sequence, from a trained matrix of its own at the
         /// last token that is no padding.
-        #[word("next_token", "next-token", "next_token_prediction")]
-        #[word("seq_classification", "seq-classification", "sequence_classification")]
-        #[word("seq_classification_on_logits", "seq-classification-on-logits")]
         pub(super) kind: HeadKind = HeadKind::NextToken,
         /// Classes by name; with `seq_classification_on_logits` each must be one token.
         pub(super) labels: Option<Vec<String>> = None,
@@ -239,10 +232,10 @@ table! {
 }
 
 words! {
-    pub(super) enum HeadKind {
-        NextToken = "next_token",
-        SeqClassificationOnLogits = "seq_classification_on_logits",
-        SeqClassification = "seq_classification",
+    pub enum HeadKind {
+        NextToken = "next_token" | "next-token" | "next_token_prediction",
+        SeqClassificationOnLogits = "seq_classification_on_logits" | "seq-classification-on-logits",
+        SeqClassification = "seq_classification" | "seq-classification" | "sequence_classification",
     }
 }
 
@@ -250,7 +243,7 @@ words! {
 pub enum HeadRecipe {
     NextToken,
     /// One class per sequence, read from the logits of a few tokens at the last position.
-    SeqClassificationOnLogits(Labels),
+    SeqClassificationOnLogits(ClassList),
     /// One class per sequence, scored by a matrix of its own in place of the output projection at the last position.
     SeqClassification(ClassList),
 }
@@ -261,26 +254,41 @@ impl HeadRecipe {
         if let Self::SeqClassification(classes) = self { Some(classes.count()) } else { None }
     }
 
+    /// The classes; of the next token there are none.
+    pub fn classes(&self) -> Option<&ClassList> {
+        match self {
+            Self::NextToken => None,
+            Self::SeqClassificationOnLogits(classes) | Self::SeqClassification(classes) => Some(classes),
+        }
+    }
+
+    /// What the recipe calls it.
+    pub fn kind(&self) -> HeadKind {
+        match self {
+            Self::NextToken => HeadKind::NextToken,
+            Self::SeqClassificationOnLogits(_) => HeadKind::SeqClassificationOnLogits,
+            Self::SeqClassification(_) => HeadKind::SeqClassification,
+        }
+    }
+
     pub(super) fn to_table(&self) -> HeadTable {
-        let (kind, labels, label_tokens, num_labels) = match self.clone() {
-            Self::NextToken => (HeadKind::NextToken, None, None, None),
-            Self::SeqClassificationOnLogits(labels) => match labels {
-                Labels::Texts(texts) => (HeadKind::SeqClassificationOnLogits, Some(texts), None, None),
-                Labels::Tokens(ids) => (HeadKind::SeqClassificationOnLogits, None, Some(ids), None),
-            },
-            Self::SeqClassification(classes) => match classes {
-                ClassList::Named(names) => (HeadKind::SeqClassification, Some(names), None, None),
-                ClassList::Count(count) => (HeadKind::SeqClassification, None, None, Some(count)),
-            },
-        };
-        HeadTable { kind, labels, num_labels, label_tokens, distill: None }
+        let mut table = HeadTable { kind: self.kind(), ..HeadTable::default() };
+        match self.classes().cloned() {
+            None => {}
+            Some(ClassList::Named(names)) => table.labels = Some(names),
+            Some(ClassList::Tokens(tokens)) => table.label_tokens = Some(tokens),
+            Some(ClassList::Count(count)) => table.num_labels = Some(count),
+        }
+        table
     }
 }
 
-/// The classes that a matrix scores.
+/// The classes of a classification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClassList {
+    /// Where the logits of tokens are read, each name is a token.
     Named(Vec<String>),
+    Tokens(Vec<u32>),
     Count(usize),
 }
 
@@ -288,47 +296,27 @@ impl ClassList {
     pub fn count(&self) -> usize {
         match self {
             Self::Named(names) => names.len(),
+            Self::Tokens(tokens) => tokens.len(),
             Self::Count(count) => *count,
         }
     }
+
+    /// Without names they are numbers from 0.
+    pub fn names(&self) -> Vec<String> {
+        if let Self::Named(names) = self { names.clone() } else { (0..self.count()).map(|class| class.to_string()).collect() }
+    }
 }
 
-/// `A, B, C, D`, or `4 classes`.
+/// `A, B, C, D`, `tokens 32, 33`, or `4 classes`.
 impl fmt::Display for ClassList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Named(names) => f.write_str(&names.join(", ")),
-            Self::Count(count) => write!(f, "{count} classes"),
-        }
-    }
-}
-
-/// The classes of a classification by the logits of tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Labels {
-    Tokens(Vec<u32>),
-    /// Each by a text that is one token.
-    Texts(Vec<String>),
-}
-
-impl Labels {
-    pub fn count(&self) -> usize {
-        match self {
-            Self::Tokens(tokens) => tokens.len(),
-            Self::Texts(texts) => texts.len(),
-        }
-    }
-}
-
-/// `A, B, C, D`, or `tokens 32, 33`.
-impl fmt::Display for Labels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
             Self::Tokens(tokens) => {
                 let numbers: Vec<String> = tokens.iter().map(ToString::to_string).collect();
                 write!(f, "tokens {}", numbers.join(", "))
             }
-            Self::Texts(texts) => f.write_str(&texts.join(", ")),
+            Self::Count(count) => write!(f, "{count} classes"),
         }
     }
 }

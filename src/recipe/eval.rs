@@ -8,7 +8,7 @@ use toml::Value;
 use super::diagnose::Checked;
 use super::table::table;
 use super::tree::Document;
-use super::value::{COUNT, RecipeValue};
+use super::value::{COUNT, RecipeValue, Words};
 use super::words::{forms, words};
 use crate::metrics::Metric;
 
@@ -23,7 +23,6 @@ table! {
         #[also("eval.initial_validation")]
         pub initial: bool = false,
         /// Metric that selects the best checkpoint. `accuracy` needs a classification head, a metric of answers needs `eval.generate`.
-        #[word("loss", "eval_loss")]
         pub metric: BestMetric = BestMetric::Loss,
         /// Whether a lower (`min`) or a higher (`max`) value is better.
         #[default("by the metric")]
@@ -136,6 +135,8 @@ forms! {
 }
 
 impl RecipeValue for BestMetric {
+    const WORDS: Words = &[("loss", &["eval_loss"])];
+
     fn takes(_: Option<&str>) -> String {
         "`loss`, `accuracy`, or a metric of `eval.generate`".to_owned()
     }

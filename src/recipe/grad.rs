@@ -39,16 +39,10 @@ table! {
         pub chunks_per_cell: Option<usize> = None,
         /// How hidden states between layer bands are kept: exact, or rounded.
         #[also("grad.layercp_qname")]
-        #[word("plain", "default")]
-        #[word("int8", "torch-quantized8")]
-        #[word("int4", "torch-quantized4")]
         #[auto = true]
         pub layer_checkpoints: StoreRecipe = StoreRecipe::PLAIN,
         /// How overwritten cache entries are kept: exact, or rounded. With a quantised `buffer` only `plain`.
         #[also("grad.cachecp_qname")]
-        #[word("plain", "default")]
-        #[word("int8", "torch-quantized8")]
-        #[word("int4", "torch-quantized4")]
         #[auto = true]
         pub undo_log: StoreRecipe = StoreRecipe::PLAIN,
         /// Directory of the stores' files.
@@ -288,11 +282,11 @@ fn place_key(key: &str) -> String {
 
 words! {
     pub enum StoreForm {
-        Plain = "plain",
+        Plain = "plain" | "default",
         /// In 1.19 bytes a value: smaller, and the gradient is no longer exact.
-        Int8 = "int8",
+        Int8 = "int8" | "torch-quantized8",
         /// In 0.69 bytes a value: smaller still, and further from exact.
-        Int4 = "int4",
+        Int4 = "int4" | "torch-quantized4",
     }
 }
 

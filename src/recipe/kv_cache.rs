@@ -29,9 +29,6 @@ table! {
         /// layout of KVzap or Fast KVzip, or a checkpoint that has gates. Gates beside the loaded adapter or model take precedence.
         pub gates: Option<PathBuf> = None,
         /// Storage format of cache entries (KV cache dtype). An entry is quantised after its own chunk has attended.
-        #[word("plain", "default")]
-        #[word("int8", "torch-quantized8")]
-        #[word("int4", "torch-quantized4")]
         pub buffer: BufferKind = BufferKind::Plain,
         /// Slots per KV head. A pyramid falls linearly from layer to layer.
         #[also("cache_length")]
@@ -75,11 +72,11 @@ impl CacheRecipe {
 
 words! {
     pub enum BufferKind {
-        Plain = "plain",
+        Plain = "plain" | "default",
         /// 8 bits a value, with a minimum and a scale per head vector.
-        Int8 = "int8",
+        Int8 = "int8" | "torch-quantized8",
         /// 4 bits a value likewise.
-        Int4 = "int4",
+        Int4 = "int4" | "torch-quantized4",
     }
 }
 

@@ -25,8 +25,8 @@ table! {
             "model.checkpoint_dir", "model.base_model", "model.model_name_or_path", "model.name_or_path", "checkpoint_dir",
             "base_model", "model_name_or_path", "checkpointer.checkpoint_dir", "model.name",
         )]
-        #[required("the directory of the model")]
-        pub path: PathBuf,
+        #[default("required")]
+        pub path: PathBuf = PathBuf::new(),
         /// Branch, tag or commit of a model that is named as on the Hub.
         #[also("model.model_revision", "model_revision", "revision")]
         #[default("`main`")]
@@ -38,9 +38,6 @@ table! {
         /// Element type of weights and activations. An adapter's matrices are f32 at least. Weights that are trained in
         /// `bf16` have f32 masters, which the checkpoint holds with the optimiser's state.
         #[also("model.precision", "model.torch_dtype", "precision", "dtype", "torch_dtype", "train.precision")]
-        #[word("f32", "float32", "fp32", "32-true", "32")]
-        #[word("bf16", "bfloat16", "bf16-true")]
-        #[word("f64", "float64", "fp64", "64-true", "64")]
         pub dtype: Dtype = Dtype::F32,
         /// Quantises the frozen matrices of the layers as they are loaded. As in bitsandbytes: `nf4` and `fp4` in blocks of 64 numbers,
         /// `nf4-double` with 8-bit scales (`QLoRA`), `int8` by rows. `mxfp4`: blocks of 32 (OCP MX).
@@ -109,9 +106,9 @@ impl RecipeValue for RopeScalingRecipe {
 
 words! {
     pub enum Dtype {
-        F32 = "f32",
-        Bf16 = "bf16",
-        F64 = "f64",
+        F32 = "f32" | "float32" | "fp32" | "32-true" | "32",
+        Bf16 = "bf16" | "bfloat16" | "bf16-true",
+        F64 = "f64" | "float64" | "fp64" | "64-true" | "64",
     }
 }
 
@@ -149,7 +146,6 @@ table! {
             "lora.target", "lora.targets", "lora.lora_target", "lora.lora_target_modules", "lora_target", "lora_target_modules",
             "target_modules",
         )]
-        #[word("all-linear", "all", "all_linear")]
         pub target_modules: ModuleSet = ModuleSet::AllLinear,
         /// Stacked matrices of all experts, and routers, that get an adapter too, by PEFT's names: `["mlp.experts.gate_up_proj",
         /// "mlp.experts.down_proj", "mlp.gate.weight"]` (gpt-oss: `mlp.router.weight`; PEFT cannot read the router of GLM-4.5). In a model with
@@ -192,7 +188,6 @@ table! {
         /// How a new adapter starts. `uniform`, `gaussian`: the distribution of the matrix A; B is zero. `pissa`: A and B are the largest
         /// singular components of each weight, computed before the first step; the adapter is saved as LoRA of rank `2·r` for the original
         /// weights.
-        #[word("uniform", "kaiming")]
         pub init_lora_weights: InitLora = InitLora::Uniform,
     }
 }
@@ -306,7 +301,7 @@ words! {
     #[derive(Default)]
     pub enum InitLora {
         #[default]
-        Uniform = "uniform",
+        Uniform = "uniform" | "kaiming",
         /// Normal, with a standard deviation of 1/r.
         Gaussian = "gaussian",
         Pissa = "pissa",

@@ -2,7 +2,7 @@
 //! contradicts itself is refused.
 
 use super::contradictions::refuse_contradictions;
-use super::data::{ClassList, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels, LongBenchPrompt};
+use super::data::{ClassList, DataRecipe, HeadKind, HeadRecipe, HeadTable, LongBenchPrompt};
 use super::diagnose::{Checked, spot_of};
 use super::eval::EvalRecipe;
 use super::format::DataFormat;
@@ -13,7 +13,7 @@ use super::overrides::{EXCLUSIVE, prefer_override};
 use super::plan::{Recipe, TABLES};
 use super::read::AUTO;
 use super::refusals::Refusals;
-use super::table::{RecipeKey, RecipeTable, dotted};
+use super::table::{RecipeKey, RecipeTable, dotted, table_of};
 use super::training::{CheckpointRecipe, LogRecipe, OptimizerRecipe, ReportRecipe, TopOfFile, TrainRecipe, Weights};
 use super::tree::{Document, Node, Spot};
 
@@ -27,8 +27,8 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
         document.root.take("model.dtype");
     }
     check_keys(document, refusals);
-    require::<ModelRecipe>(document, "path", refusals);
-    require::<DataRecipe>(document, "train", refusals);
+    require(document, "model.path", "the directory of the model", refusals);
+    require(document, "data.train", "the file of training examples", refusals);
     let open = take_open_keys(document);
     let document = &*document;
     let data = DataRecipe::read(document)?;
@@ -106,11 +106,12 @@ fn check_value(document: &mut Document, table: &str, key: &RecipeKey, refusals: 
     }
 }
 
-/// Refuses a table without the key that it must have, and puts something in its place.
-fn require<T: RecipeTable>(document: &mut Document, key: &str, refusals: &mut Refusals) {
-    if let Err(error) = T::read(document) {
-        refusals.weigh(&[T::NAME], Err::<T, _>(error));
-        document.root.put(&dotted(T::NAME, key), Spot::Code, Node::string(".", Spot::Code));
+/// Refuses a recipe without a key that it must have, and puts something in its place.
+fn require(document: &mut Document, key: &str, what: &str, refusals: &mut Refusals) {
+    if !document.has(key) {
+        let hint = format!("add `{key}`, or give `--set {key}=…`");
+        refusals.weigh(&[table_of(key)], document.refuse::<()>(key, format!("`{key}` is missing: {what}"), hint));
+        document.root.put(key, Spot::Code, Node::string(".", Spot::Code));
     }
 }
 
@@ -184,17 +185,12 @@ fn head(document: &Document, table: HeadTable, data: &DataRecipe) -> Checked<Hea
     };
     table.label_tokens.iter().try_for_each(|tokens| document.distinct("head.label_tokens", tokens, 2, distinct))?;
     table.labels.iter().try_for_each(|labels| document.distinct("head.labels", labels, 2, distinct))?;
-    match (kind, table.label_tokens, table.labels, table.num_labels) {
-        (HeadKind::NextToken, ..) => Ok(HeadRecipe::NextToken),
-        (HeadKind::SeqClassificationOnLogits, Some(tokens), ..) => {
-            Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(tokens)))
-        }
-        (HeadKind::SeqClassificationOnLogits, _, Some(texts), _) => {
-            Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Texts(texts)))
-        }
-        (HeadKind::SeqClassification, _, Some(names), _) => Ok(HeadRecipe::SeqClassification(ClassList::Named(names))),
-        (HeadKind::SeqClassification, .., Some(count)) => Ok(HeadRecipe::SeqClassification(ClassList::Count(count))),
-        (_, _, None, _) => document.refuse("head.kind", format!("`head.kind = \"{kind}\"` needs classes"), example),
+    let without_names = table.label_tokens.map(ClassList::Tokens).or(table.num_labels.map(ClassList::Count));
+    match (kind, table.labels.map(ClassList::Named).or(without_names)) {
+        (HeadKind::NextToken, _) => Ok(HeadRecipe::NextToken),
+        (HeadKind::SeqClassificationOnLogits, Some(classes)) => Ok(HeadRecipe::SeqClassificationOnLogits(classes)),
+        (HeadKind::SeqClassification, Some(classes)) => Ok(HeadRecipe::SeqClassification(classes)),
+        (_, None) => document.refuse("head.kind", format!("`head.kind = \"{kind}\"` needs classes"), example),
     }
 }
 

@@ -6,7 +6,7 @@ use toml::Value;
 use super::diagnose::Checked;
 use super::read::{AUTO, check_word};
 use super::tree::Document;
-use super::value::{KeyRule, RecipeValue, shown};
+use super::value::{KeyRule, RecipeValue, Words, shown};
 
 /// The keys and values of a table, in their order; a key that is left out is not there.
 pub(super) type TableEntries = Vec<(String, Value)>;
@@ -43,7 +43,7 @@ pub struct RecipeKey {
     /// What other programs call it: dotted, or without a dot at the top of the file.
     pub also: &'static [&'static str],
     /// Words of its value, and what other programs call them.
-    pub words: &'static [(&'static str, &'static [&'static str])],
+    pub words: Words,
     /// All words of its value, where another room tells them.
     pub all_words: fn() -> Vec<(&'static str, &'static [&'static str])>,
     pub(super) rule: Option<&'static KeyRule>,
@@ -90,7 +90,7 @@ impl<T: RecipeValue> RecipeField for T {
         };
         let takes = T::takes(key.rule.map(|rule| rule.takes));
         let takes = if key.may_be_auto { format!("{takes}, or `{AUTO}`") } else { takes };
-        vec![RecipeKey { takes, default: default(&key.name), check, ..key }]
+        vec![RecipeKey { takes, default: default(&key.name), words: T::WORDS, check, ..key }]
     }
 
     fn find(document: &Document, key: &str) -> Checked<Option<Self>> {
@@ -121,28 +121,19 @@ pub(super) fn table_of(key: &str) -> &str {
 /// may name the fields above it. The attributes, in this order, where there is something to say:
 ///
 /// * `#[also("lora.rank", …)]`: what other programs call the key
-/// * `#[word("f32", "float32", …)]`: a word of its value, and what other programs call that
 /// * `#[all_words(DataFormat::words)]`: all words of its value, where another room tells them
 /// * `#[rule(COUNT)]`: what its number must be
 /// * `#[auto = true]`: that it may be left to the planner
 /// * `#[default("all")]`: what the reference says of the default, where the value does not tell
-/// * `#[required("the file of training examples")]`: instead of a default, what an error says of a missing key
 macro_rules! table {
     (@rule) => { None };
     (@rule $rule:expr) => { Some(const { &$rule }) };
 
-    (@default $type:ty, $key:ident, [$told:literal] $required:tt $default:tt) => { |_: &str| $told.to_owned() };
-    (@default $type:ty, $key:ident, [] [$what:expr] []) => { |_: &str| "required".to_owned() };
-    (@default $type:ty, $key:ident, [] [] [$default:expr]) => {{
+    (@default $type:ty, $key:ident, [$told:literal] $default:expr) => { |_: &str| $told.to_owned() };
+    (@default $type:ty, $key:ident, [] $default:expr) => {{
         let entries = <$type as RecipeField>::entries(&$default, super::table::key_name(stringify!($key)));
         move |key: &str| super::table::default_of(&entries, key)
     }};
-
-    (@initial $type:ty, [] [$default:expr]) => { $default };
-    (@initial $type:ty, [$what:expr] []) => { <$type>::default() };
-
-    (@absent $document:ident, $name:ident, [] [$default:expr]) => { $default };
-    (@absent $document:ident, $name:ident, [$what:expr] []) => { super::table::missing($document, &$name, $what)? };
 
     (
         $(#[$meta:meta])*
@@ -150,13 +141,11 @@ macro_rules! table {
             $(
                 $(#[doc = $doc:literal])+
                 $(#[also($($also:literal),+ $(,)?)])?
-                $(#[word($word:literal, $($other:literal),+)])*
                 $(#[all_words($all_words:expr)])?
                 $(#[rule($rule:expr)])?
                 $(#[auto = $auto:literal])?
                 $(#[default($told:literal)])?
-                $(#[required($what:expr)])?
-                $key_vis:vis $key:ident: $type:ty $(= $default:expr)?
+                $key_vis:vis $key:ident: $type:ty = $default:expr
             ),+ $(,)?
         }
     ) => {
@@ -164,15 +153,15 @@ macro_rules! table {
         $vis struct $name {
             $(
                 $(#[doc = $doc])+
-                $(#[doc = concat!("\n\nDefault: `", stringify!($default), "`.")])?
+                #[doc = concat!("\n\nDefault: `", stringify!($default), "`.")]
                 $key_vis $key: $type,
             )+
         }
 
-        /// The table without any key; one that is required is empty.
+        /// The table without any key.
         impl Default for $name {
             fn default() -> Self {
-                $(let $key: $type = super::table::table!(@initial $type, [$($what)?] [$($default)?]);)+
+                $(let $key: $type = $default;)+
                 Self { $($key),+ }
             }
         }
@@ -190,13 +179,12 @@ macro_rules! table {
                     $(
                         let key = RecipeKey {
                             also: &[$($($also),+)?],
-                            words: &[$(($word, &[$($other),+])),*],
                             $(all_words: $all_words,)?
                             rule: table!(@rule $($rule)?),
                             may_be_auto: [$($auto,)? false][0],
                             ..RecipeKey::named(super::table::key_name(stringify!($key)), concat!($($doc),+))
                         };
-                        let default = table!(@default $type, $key, [$($told)?] [$($what)?] [$($default)?]);
+                        let default = table!(@default $type, $key, [$($told)?] $default);
                         keys.extend(<$type as RecipeField>::keys(key, &default));
                     )+
                     keys
@@ -205,10 +193,7 @@ macro_rules! table {
                 fn read(document: &Document) -> Checked<Self> {
                     $(
                         let name = super::table::dotted($table, super::table::key_name(stringify!($key)));
-                        let $key = match <$type as RecipeField>::find(document, &name)? {
-                            Some(value) => value,
-                            None => table!(@absent document, name, [$($what)?] [$($default)?]),
-                        };
+                        let $key = <$type as RecipeField>::find(document, &name)?.unwrap_or_else(|| $default);
                     )+
                     Ok(Self { $($key),+ })
                 }
@@ -222,11 +207,6 @@ macro_rules! table {
 }
 
 pub(super) use table;
-
-/// A key that must be there and is not.
-pub(super) fn missing<T>(document: &Document, key: &str, what: &str) -> Checked<T> {
-    document.refuse(key, format!("`{key}` is missing: {what}"), format!("add `{key}`, or give `--set {key}=…`"))
-}
 
 /// Declares a field of a table that several keys exclude each other from: an enum with a variant for each. The attributes are those
 /// of [`table!`]; `resolve` refuses two keys at once.

@@ -44,8 +44,6 @@ table! {
         /// `tokens`: the loss of a step is the mean over all its targets. `sequences`: it is the mean over its sequences, each by the mean of its
         /// own targets. The validation loss is always the mean over targets.
         #[also("train.average_loss_per_batch", "average_loss_per_batch")]
-        #[word("tokens", "true")]
-        #[word("sequences", "false")]
         pub loss_mean: LossMean = LossMean::Tokens,
         /// Weight of the load-balance loss of the routers, which is computed for each micro-batch and averaged over a step. 0 adds none,
         /// whatever the model's `config.json` says.
@@ -61,8 +59,6 @@ table! {
         /// What is kept in host memory instead of on the GPU; on a CPU all is there already. `weights` excludes `grad.cuda_graphs`, and keeps
         /// no graphs (`grad.keep_graph`), on a CPU too.
         #[also("train.cpu_offload", "train.offloading", "train.offload_optimizer", "offload")]
-        #[word("none", "false")]
-        #[word("optimizer", "true")]
         pub offload: Offload = Offload::None,
         /// What happens if the loss, gradient or update of a step is not finite, or its loss is above `max_loss`: `stop` the run, `skip` the
         /// step, or `rollback` to the last checkpoint and skip it from there. `skip` ends the run at a non-finite update.
@@ -108,8 +104,8 @@ impl BatchSize {
 
 words! {
     pub enum LossMean {
-        Tokens = "tokens",
-        Sequences = "sequences",
+        Tokens = "tokens" | "true",
+        Sequences = "sequences" | "false",
     }
 }
 
@@ -131,9 +127,9 @@ words! {
 
 words! {
     pub enum Offload {
-        None = "none",
+        None = "none" | "false",
         /// The optimiser's state, which passes through the GPU tensor by tensor in the update.
-        Optimizer = "optimizer",
+        Optimizer = "optimizer" | "true",
         /// The weights of all layers but those of two layer bands at a time, and the optimiser's state; where all weights are trained the
         /// layers' gradients, too.
         Weights = "weights",
@@ -145,13 +141,6 @@ table! {
     pub struct OptimizerRecipe in "optimizer" {
         /// The optimiser, as in `torch.optim`; `adamw_8bit` keeps its moments in 8 bits.
         #[also("optimizer.kind", "optimizer.type", "optimizer.optimizer", "train.optimizer", "train.optim", "optim")]
-        #[word("adamw", "AdamW", "adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw", "paged_adamw_32bit")]
-        #[word("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit")]
-        #[word("adam", "Adam")]
-        #[word("sgd", "SGD")]
-        #[word("rmsprop", "RMSprop")]
-        #[word("adadelta", "Adadelta")]
-        #[word("adamax", "Adamax")]
         pub name: OptimizerName = OptimizerName::AdamW,
         /// Peak of the learning rate.
         #[also("optimizer.lr", "train.learning_rate", "train.lr", "learning_rate", "lr")]
@@ -195,7 +184,6 @@ table! {
             "optimizer.scheduler", "optimizer.lr_scheduler", "optimizer.lr_scheduler_type", "scheduler.name", "lr_scheduler",
             "lr_scheduler_type",
         )]
-        #[word("constant", "constant_with_warmup")]
         pub schedule: Schedule = Schedule::Cosine,
         /// The learning rate at the end of a `cosine` or `linear` schedule, as a part of the peak.
         #[also("optimizer.min_lr_rate", "optimizer.min_lr_factor", "train.min_lr_ratio", "min_lr_ratio", "cosine_min_lr_ratio")]
@@ -229,19 +217,19 @@ impl OptimizerRecipe {
 words! {
     pub enum OptimizerName {
         /// Adam with decoupled weight decay (Loshchilov & Hutter 2019).
-        AdamW = "adamw",
+        AdamW = "adamw" | "AdamW" | "adamw_torch" | "adamw_torch_fused" | "adamw_hf" | "paged_adamw" | "paged_adamw_32bit",
         /// `AdamW` whose moments take 8 bits a number (Dettmers et al. 2022).
-        AdamW8bit = "adamw_8bit",
+        AdamW8bit = "adamw_8bit" | "adamw_bnb_8bit" | "adamw_torch_8bit" | "paged_adamw_8bit",
         /// Adam (Kingma & Ba 2015).
-        Adam = "adam",
+        Adam = "adam" | "Adam",
         /// Stochastic gradient descent, with momentum or without.
-        Sgd = "sgd",
+        Sgd = "sgd" | "SGD",
         /// `RMSprop` (Hinton 2012, lecture 6e).
-        RmsProp = "rmsprop",
+        RmsProp = "rmsprop" | "RMSprop",
         /// Adadelta (Zeiler 2012, arXiv 1212.5701).
-        Adadelta = "adadelta",
+        Adadelta = "adadelta" | "Adadelta",
         /// Adam with the largest gradient in place of the mean square (Kingma & Ba 2015).
-        Adamax = "adamax",
+        Adamax = "adamax" | "Adamax",
     }
 }
 
@@ -249,7 +237,7 @@ words! {
     pub enum Schedule {
         Cosine = "cosine",
         Linear = "linear",
-        Constant = "constant",
+        Constant = "constant" | "constant_with_warmup",
     }
 }
 

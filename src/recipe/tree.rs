@@ -144,12 +144,10 @@ impl Node {
 
     /// Removes the entry at a dotted key; a table that this leaves empty goes too.
     pub(super) fn take(&mut self, key: &str) -> Option<KeyValue> {
+        let (first, rest) = split(key);
         let entries = self.entries_mut()?;
-        let Some((first, rest)) = key.split_once('.') else {
-            let at = entries.iter().position(|entry| entry.key == key)?;
-            return Some(entries.remove(at));
-        };
         let at = entries.iter().position(|entry| entry.key == first)?;
+        let Some(rest) = rest else { return Some(entries.remove(at)) };
         let taken = entries[at].node.take(rest)?;
         if entries[at].node.entries().is_empty() {
             entries.remove(at);

@@ -1,8 +1,10 @@
 //! Values that are declared by macros: words, as enums with their spelling in one place, and what may have one of several forms.
 
-/// An enum of words that the recipe uses, with its spelling in one place.
+/// An enum of words that the recipe uses, with its spelling in one place, and behind a `|` what other programs call a word.
 macro_rules! words {
-    ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident {
+        $($(#[$doc:meta])* $variant:ident = $word:literal $(| $other:literal)*),+ $(,)?
+    }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
         $vis enum $name {
@@ -26,6 +28,8 @@ macro_rules! words {
         }
 
         impl super::value::RecipeValue for $name {
+            const WORDS: super::value::Words = &[$(($word, &[$($other),*])),+];
+
             fn takes(_: Option<&str>) -> String {
                 super::diagnose::listed(Self::ALL.iter().map(|word| word.name()))
             }

@@ -15,7 +15,7 @@ use crate::model::{Model, ModelConfig, kind_of};
 use crate::ops::attention::KernelsOfHeads;
 use crate::optim::{self, Optimizer};
 use crate::plan::{Alternative, Flops, StepSpec, TrainedPart};
-use crate::recipe::{HeadRecipe, Labels, Recipe};
+use crate::recipe::{ClassList, HeadRecipe, Recipe};
 use crate::report::metrics::StepMetrics;
 use crate::report::{console, memory};
 use crate::store::copier_of;
@@ -55,7 +55,7 @@ impl Bench {
     pub fn new(mut recipe: Recipe, device: Device, options: BenchOptions, world: &Rc<ProcessGroup>) -> Result<Self, Fault> {
         // Which tokens stand for the classes changes no figure, so that no tokenizer is needed to find out.
         if let HeadRecipe::SeqClassificationOnLogits(labels) = &mut recipe.head {
-            *labels = Labels::Tokens((0..labels.count() as u32).collect());
+            *labels = ClassList::Tokens((0..labels.count() as u32).collect());
         }
         let config = as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         let batch = random_batch(&recipe, &config, &options.tokens, recipe.train.seed)?;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use kvtune::data::formats;
 use kvtune::recipe::{
-    BatchOrder, BestMetric, CacheLength, Chunking, Dtype, GradRecipe, HeadRecipe, Labels, MetricMode, ModuleSet, OnTooLong,
+    BatchOrder, BestMetric, CacheLength, Chunking, ClassList, Dtype, GradRecipe, HeadRecipe, MetricMode, ModuleSet, OnTooLong,
     OpenKey, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, ValidationSource, Warmup, Weights,
     know_formats,
 };
@@ -155,10 +155,10 @@ fn a_pyramid_is_written_inside_or_below_its_table() {
 fn classification_takes_labels_or_tokens_and_accuracy_wants_the_larger() {
     let head = |line: &str| parse(&with(&format!("[head]\nkind = \"seq_classification_on_logits\"\n{line}"))).unwrap().recipe;
     let texts = head("labels = [\"A\", \"B\"]\n[eval]\nmetric = \"accuracy\"");
-    assert_eq!(texts.head, HeadRecipe::SeqClassificationOnLogits(Labels::Texts(vec!["A".into(), "B".into()])));
+    assert_eq!(texts.head, HeadRecipe::SeqClassificationOnLogits(ClassList::Named(vec!["A".into(), "B".into()])));
     assert_eq!(texts.eval.mode, MetricMode::Max);
     let tokens = head("label_tokens = [40, 41, 42, 43]");
-    assert_eq!(tokens.head, HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41, 42, 43])));
+    assert_eq!(tokens.head, HeadRecipe::SeqClassificationOnLogits(ClassList::Tokens(vec![40, 41, 42, 43])));
 }
 
 #[test]

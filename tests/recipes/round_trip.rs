@@ -7,11 +7,11 @@ use kvtune::data::formats;
 use kvtune::metrics::Metric;
 use kvtune::recipe::{
     AttentionOutputs, BatchOrder, BatchSize, BestMetric, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe,
-    CheckpointRecipe, Chunking, DataRecipe, DistillRecipe, Dtype, EvalRecipe, GenerateRecipe, GradRecipe, HeadRecipe,
-    HelmetFamily, InitLora, KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, LossMean, MetricMode, ModelRecipe,
-    ModuleSet, Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe,
-    PolicyRecipe, Pyramid, Recipe, ReportRecipe, RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe,
-    TemplateChoice, TemplateDate, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    CheckpointRecipe, Chunking, ClassList, DataRecipe, DistillRecipe, Dtype, EvalRecipe, GenerateRecipe, GradRecipe, HeadRecipe,
+    HelmetFamily, InitLora, KeepGraph, LogRecipe, LongBenchPrompt, LoraRecipe, LossMean, MetricMode, ModelRecipe, ModuleSet,
+    Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe,
+    Pyramid, Recipe, ReportRecipe, RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TemplateChoice,
+    TemplateDate, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -71,8 +71,8 @@ prop_compose! {
 }
 
 fn head() -> impl Strategy<Value = HeadRecipe> {
-    let tokens = prop::collection::btree_set(any::<u32>(), 2..5).prop_map(|set| Labels::Tokens(set.into_iter().collect()));
-    let texts = prop::collection::btree_set(".{0,4}", 2..5).prop_map(|set| Labels::Texts(set.into_iter().collect()));
+    let tokens = prop::collection::btree_set(any::<u32>(), 2..5).prop_map(|set| ClassList::Tokens(set.into_iter().collect()));
+    let texts = prop::collection::btree_set(".{0,4}", 2..5).prop_map(|set| ClassList::Named(set.into_iter().collect()));
     prop_oneof![
         Just(HeadRecipe::NextToken),
         tokens.prop_map(HeadRecipe::SeqClassificationOnLogits),
@@ -412,8 +412,8 @@ fn what_has_two_forms_prints_in_words() {
         (CacheLength::Pyramid(Pyramid { mean: 8, top: 4 }).to_string(), "8 on average, 4 at the top"),
         (ModuleSet::AllLinear.to_string(), "all-linear"),
         (ModuleSet::Names(vec!["q_proj".into(), "v_proj".into()]).to_string(), "q_proj, v_proj"),
-        (Labels::Texts(vec!["A".into(), "B".into()]).to_string(), "A, B"),
-        (Labels::Tokens(vec![32, 33]).to_string(), "tokens 32, 33"),
+        (ClassList::Named(vec!["A".into(), "B".into()]).to_string(), "A, B"),
+        (ClassList::Tokens(vec![32, 33]).to_string(), "tokens 32, 33"),
     ];
     for (shown, expected) in words {
         assert_eq!(shown, expected);

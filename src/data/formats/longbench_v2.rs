@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use crate::data::Targets;
     use crate::data::fixtures::{Fixture, tokenizer};
-    use crate::recipe::{HeadRecipe, Labels};
+    use crate::recipe::{ClassList, HeadRecipe};
 
     fn record(answer: &str) -> Value {
         json!({
@@ -308,7 +308,7 @@ mod tests {
         );
         // Labels as tokens: by the letter they stand for, or else in order.
         let mut class = |tokens: Vec<u32>| {
-            fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(tokens));
+            fixture.head = HeadRecipe::SeqClassificationOnLogits(ClassList::Tokens(tokens));
             fixture.open().map(|splits| splits.train.batch(&[0]).unwrap().sequences[0].targets.clone())
         };
         let letter = |letter: &str| tokenizer().encode(letter).unwrap()[0];

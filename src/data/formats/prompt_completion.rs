@@ -77,7 +77,7 @@ pub(super) fn classified(
 mod tests {
     use crate::data::fixtures::{Fixture, tokenizer};
     use crate::data::{IGNORE, Targets};
-    use crate::recipe::{HeadRecipe, Labels};
+    use crate::recipe::{ClassList, HeadRecipe};
 
     const LINES: &str = "{\"prompt\": \"the cache\", \"completion\": \" holds\", \"extra\": [1]}\n\n{\"completion\": \"B\", \"prompt\": \"key\"}\n";
 
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(number.train.batch(&[0]).unwrap().sequences[0].targets, Targets::Class(2));
         // Where numbers are names of classes, they are nothing else.
         let labelled = |label: &str| {
-            let labels = Labels::Texts(["1", "0", "7"].map(String::from).to_vec());
+            let labels = ClassList::Named(["1", "0", "7"].map(String::from).to_vec());
             let mut fixture = Fixture::new("prompt-completion", format!("{{\"prompt\": \"key\", \"label\": {label}}}\n"));
             fixture.head = HeadRecipe::SeqClassificationOnLogits(labels);
             fixture

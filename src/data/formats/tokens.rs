@@ -111,7 +111,7 @@ fn labels(row: &mut DataRow, ids: &[u32]) -> Result<Vec<bool>, Fault> {
 mod tests {
     use crate::data::fixtures::Fixture;
     use crate::data::{IGNORE, Targets, open};
-    use crate::recipe::{ClassList, HeadRecipe, Labels};
+    use crate::recipe::{ClassList, HeadRecipe};
 
     fn fixture(content: &str) -> Fixture {
         Fixture::new("tokens", content)
@@ -146,7 +146,7 @@ mod tests {
         fixture.head = HeadRecipe::SeqClassification(ClassList::Count(2));
         assert_eq!(inputs(&fixture, Some(9)), [vec![5, 9, 7], vec![9], vec![4, 6]]);
         assert_eq!(inputs(&fixture, None), [vec![5, 9, 7, 9, 9], vec![9, 9], vec![4, 6]]);
-        fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41]));
+        fixture.head = HeadRecipe::SeqClassificationOnLogits(ClassList::Tokens(vec![40, 41]));
         assert_eq!(inputs(&fixture, Some(9))[1], [9, 9], "the logits of tokens are read at the last one");
     }
 
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn a_classified_row_runs_whole() {
         let mut fixture = fixture("{\"input_ids\": [5, 6, 7], \"label\": 2}\n");
-        fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41, 42]));
+        fixture.head = HeadRecipe::SeqClassificationOnLogits(ClassList::Tokens(vec![40, 41, 42]));
         let splits = open(&fixture.request(None), &mut |_, _, _| {}).unwrap();
         let batch = splits.train.batch(&[0]).unwrap();
         assert_eq!(
@@ -190,9 +190,9 @@ mod tests {
             ([5, 6, 7].as_slice(), &Targets::Class(2))
         );
         assert_eq!(splits.train.lengths(), [3]);
-        fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41]));
+        fixture.head = HeadRecipe::SeqClassificationOnLogits(ClassList::Tokens(vec![40, 41]));
         assert_eq!(fixture.error(), "`train.jsonl:1`: field `label`: expected a class from 0 to 1, found 2");
-        fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 512]));
+        fixture.head = HeadRecipe::SeqClassificationOnLogits(ClassList::Tokens(vec![40, 512]));
         assert_eq!(fixture.error(), "a label of the head: token id 512 is not below the model's `vocab_size` 512");
     }
 
