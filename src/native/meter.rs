@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use tch::Device;
 
-use super::cuda::{DeviceStats, device_stats, reset_device_peak};
+use super::cuda::{Allocated, DeviceStats, device_stats, reset_device_peak};
 use super::shim_object::ShimObject;
 
 unsafe extern "C" {
@@ -15,19 +15,6 @@ unsafe extern "C" {
     /// Gives what the binary's allocator keeps for later back to the system, so that what is resident is in use; another allocator's stays.
     #[link_name = "kvtune_give_free_memory_back"]
     pub safe fn give_free_memory_back();
-}
-
-/// Bytes that an allocator has handed out. What was allocated before the meter began, or is freed by another thread, is not counted, so that
-/// `live` may be below zero.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Allocated {
-    /// Bytes of the tensors that there are now.
-    pub live: i64,
-    /// The largest `live` since [`AllocationMeter::reset_peak`].
-    pub peak: i64,
-    /// The most that a caching allocator has held, for tensors that are and that were, since it began or, by its own statistics, since that
-    /// reset; 0 where there is none.
-    pub reserved: i64,
 }
 
 /// Counts the allocations of the thread that started it, and of the backwards that this thread runs, until it is dropped.

@@ -5,13 +5,25 @@ use std::ffi::c_int;
 use tch::Device;
 
 use crate::native::autograd::{check, written};
-use crate::native::meter::Allocated;
 
 unsafe extern "C" {
     fn kvtune_device_stats(index: c_int, out: *mut i64) -> c_int;
     fn kvtune_device_reset_peak(index: c_int) -> c_int;
     fn kvtune_pinned_stats(out: *mut i64) -> c_int;
     fn kvtune_release_cached_memory() -> c_int;
+}
+
+/// Bytes that an allocator has handed out. What was allocated before the meter began, or is freed by another thread, is not counted, so that
+/// `live` may be below zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allocated {
+    /// Bytes of the tensors that there are now.
+    pub live: i64,
+    /// The largest `live` since [`AllocationMeter::reset_peak`](crate::native::AllocationMeter::reset_peak).
+    pub peak: i64,
+    /// The most that a caching allocator has held, for tensors that are and that were, since it began or, by its own statistics, since that
+    /// reset; 0 where there is none.
+    pub reserved: i64,
 }
 
 /// What the allocator of a CUDA device has done, for all threads, since the process began.

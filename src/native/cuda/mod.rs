@@ -17,7 +17,7 @@ mod pinned;
 mod pointwise;
 mod streams;
 
-pub use allocator::{DeviceStats, device_stats, pinned_stats, release_cached_memory, reset_device_peak};
+pub use allocator::{Allocated, DeviceStats, device_stats, pinned_stats, release_cached_memory, reset_device_peak};
 pub use attention::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
 pub use attention_mass::attention_mass;
 pub use built::{kernel_states, missing_kernels};
