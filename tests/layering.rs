@@ -27,7 +27,7 @@ const ROOMS: &[(&str, Allowed)] = &[
     // What memory the host has is asked below, where some of it is pinned.
     ("report", Only(&["units", "files", "native"])),
     ("ops", Only(&["units", "native"])),
-    ("metrics", Only(&[])),
+    ("metrics", Only(&["units"])),
     // A recipe names metrics, and is refused at the line that names one that there is not.
     ("recipe", Only(&["units", "metrics", "files"])),
     // How a store rounds is a word of a recipe.

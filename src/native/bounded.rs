@@ -236,6 +236,7 @@ fn end_beyond(subject: &str, of: &str) -> ! {
 }
 
 /// Says why, and ends the process. Allocates nothing, as the allocator calls it.
+#[cold]
 pub(super) fn end(code: i32, why: fmt::Arguments<'_>, hint: &str) -> ! {
     let _ = std::io::stderr().write_fmt(format_args!("error: {why}\n\nhint: {hint}\n"));
     exit(code)

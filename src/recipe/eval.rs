@@ -8,7 +8,7 @@ use toml::Value;
 use super::diagnose::Checked;
 use super::table::table;
 use super::tree::Document;
-use super::value::{COUNT, RecipeValue, Words};
+use super::value::{COUNT, RecipeValue, Spellings};
 use super::words::{forms, words};
 use crate::metrics::Metric;
 
@@ -135,7 +135,7 @@ forms! {
 }
 
 impl RecipeValue for BestMetric {
-    const WORDS: Words = &[("loss", &["eval_loss"])];
+    const WORDS: Spellings = &[("loss", &["eval_loss"])];
 
     fn takes(_: Option<&str>) -> String {
         "`loss`, `accuracy`, or a metric of `eval.generate`".to_owned()

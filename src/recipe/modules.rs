@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::diagnose::Checked;
 use super::tree::Document;
-use super::value::{RecipeValue, Words};
+use super::value::{RecipeValue, Spellings};
 use super::words::forms;
 
 /// A regular expression with the text it was written as: read from a recipe, it is refused where it stands if it is none.
@@ -131,7 +131,7 @@ impl fmt::Display for ModuleSet {
 }
 
 impl RecipeValue for ModuleSet {
-    const WORDS: Words = &[("all-linear", &["all", "all_linear"])];
+    const WORDS: Spellings = &[("all-linear", &["all", "all_linear"])];
 
     fn takes(_: Option<&str>) -> String {
         "an array of names, or a regular expression".to_owned()

@@ -6,7 +6,7 @@ use toml::Value;
 use super::diagnose::Checked;
 use super::read::{AUTO, check_word};
 use super::tree::Document;
-use super::value::{KeyRule, RecipeValue, Words, shown};
+use super::value::{KeyRule, RecipeValue, Spellings, shown};
 
 /// The keys and values of a table, in their order; a key that is left out is not there.
 pub(super) type TableEntries = Vec<(String, Value)>;
@@ -43,7 +43,7 @@ pub struct RecipeKey {
     /// What other programs call it: dotted, or without a dot at the top of the file.
     pub also: &'static [&'static str],
     /// Words of its value, and what other programs call them.
-    pub words: Words,
+    pub words: Spellings,
     /// All words of its value, where another room tells them.
     pub all_words: fn() -> Vec<(&'static str, &'static [&'static str])>,
     pub(super) rule: Option<&'static KeyRule>,

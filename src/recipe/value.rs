@@ -15,10 +15,10 @@ use super::tree::{Document, KeyValue};
 use crate::files;
 
 /// Words of a value, each with what other programs call it.
-pub(super) type Words = &'static [(&'static str, &'static [&'static str])];
+pub(super) type Spellings = &'static [(&'static str, &'static [&'static str])];
 
 pub(super) trait RecipeValue: DeserializeOwned + Serialize {
-    const WORDS: Words = &[];
+    const WORDS: Spellings = &[];
 
     /// What the reference calls it; `number` is what the key's rule calls a number in it.
     fn takes(number: Option<&str>) -> String;
@@ -177,7 +177,7 @@ impl RecipeValue for PathBuf {
 
 /// A key without a value is left out.
 impl<T: RecipeValue> RecipeValue for Option<T> {
-    const WORDS: Words = T::WORDS;
+    const WORDS: Spellings = T::WORDS;
 
     fn takes(number: Option<&str>) -> String {
         T::takes(number)

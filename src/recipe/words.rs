@@ -28,7 +28,7 @@ macro_rules! words {
         }
 
         impl super::value::RecipeValue for $name {
-            const WORDS: super::value::Words = &[$(($word, &[$($other),*])),+];
+            const WORDS: super::value::Spellings = &[$(($word, &[$($other),*])),+];
 
             fn takes(_: Option<&str>) -> String {
                 super::diagnose::listed(Self::ALL.iter().map(|word| word.name()))
