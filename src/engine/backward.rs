@@ -8,7 +8,6 @@ use tch::{Tensor, no_grad};
 use super::attend::{Column, ColumnAttention, Mode};
 use super::cell_graph::CellGraph;
 use super::router_balance::RouterTask;
-use super::schedule::BackwardStage;
 use super::session::{Pass, PassOrder};
 use super::step_run::{GradientSums, StepRun};
 use super::{Event, MicroBatchGradients};
@@ -21,15 +20,15 @@ use crate::units::Fault;
 impl StepRun<'_> {
     pub(super) fn backward(mut self) -> Result<MicroBatchGradients, Fault> {
         self.trace.session.give_choices(std::mem::take(&mut self.trace.log.layers));
-        for stage in self.schedule.backward() {
-            match stage {
-                BackwardStage::Replay { band } => {
-                    self.emit(Event::Replay { band: (band, self.schedule.size().0) })?;
-                    no_grad(|| self.replay(&self.schedule.layers(band)))?;
-                }
-                BackwardStage::Cell { band, column } => self.cell(band, column)?,
-                BackwardStage::BandDone { band } => self.end_band(self.schedule.layers(band)),
+        let (num_bands, num_columns) = self.schedule.size();
+        for band in 0..num_bands {
+            let layers = self.schedule.layers(band);
+            if self.schedule.is_replayed(band) {
+                self.emit(Event::Replay { band: (band, num_bands) })?;
+                no_grad(|| self.replay(&layers))?;
             }
+            (0..num_columns).rev().try_for_each(|c| self.cell(band, c))?;
+            self.end_band(layers);
         }
         self.finish()
     }

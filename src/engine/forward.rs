@@ -11,7 +11,6 @@ use super::head_run::HeadRun;
 use super::kept_outputs::KeptOutputs;
 use super::layer_state::new_layer_states;
 use super::router_balance::{RouterSums, RouterTask};
-use super::schedule::ForwardStage;
 use super::session::{Pass, PassOrder, Session, SessionSpec};
 use super::step_run::StepRun;
 use super::trace::{BatchIds, ForwardTrace};
@@ -76,22 +75,18 @@ impl<'a> StepRun<'a> {
             let layers = self.trace.session.layers.iter().skip(self.schedule.first_layer());
             layers.for_each(|layer| locked(layer).outputs = Some(KeptOutputs::new(store.clone())));
         }
-        let (mut hidden, (num_bands, num_columns)) = (Tensor::new(), self.schedule.size());
-        for stage in self.schedule.forward() {
-            match stage {
-                ForwardStage::Column(c) => {
-                    self.emit(Event::ForwardColumn { column: (c, num_columns) })?;
-                    hidden = self.run_column(c, sink.is_some())?;
-                    if let Some(sink) = &mut sink {
-                        sink(self.trace.start(c), &hidden);
-                    }
-                }
-                ForwardStage::Head(c) => {
-                    self.emit(Event::Head { column: (c, num_columns) })?;
-                    let gradient = self.head(c, &hidden)?;
-                    // Where nothing of the layers is trained nobody waits for it.
-                    self.trace.top[c] = gradient.filter(|_| num_bands > 0).as_ref().map(Waiting::send);
-                }
+        let (num_bands, num_columns) = self.schedule.size();
+        for c in 0..num_columns {
+            self.emit(Event::ForwardColumn { column: (c, num_columns) })?;
+            let hidden = self.run_column(c, sink.is_some())?;
+            if let Some(sink) = &mut sink {
+                sink(self.trace.start(c), &hidden);
+            }
+            if !self.schedule.has_head_in_cells() {
+                self.emit(Event::Head { column: (c, num_columns) })?;
+                let gradient = self.head(c, &hidden)?;
+                // Where nothing of the layers is trained nobody waits for it.
+                self.trace.top[c] = gradient.filter(|_| num_bands > 0).as_ref().map(Waiting::send);
             }
         }
         self.trace.log.layers = self.trace.session.take_choices();
