@@ -10,7 +10,7 @@ use super::cell_graph::CellGraph;
 use super::router_balance::RouterTask;
 use super::session::{Pass, PassOrder};
 use super::step_run::{GradientSums, StepRun};
-use super::{Event, MicroBatchGradients};
+use super::{Event, ForwardTrace, MicroBatchGradients};
 use crate::model::Model;
 use crate::native::{locked, or_panic, take_gradient};
 use crate::ops::attention::zero_sum_of;
@@ -147,8 +147,8 @@ impl StepRun<'_> {
 
     /// What carries a column through a band's layers.
     fn pass(&self) -> Pass<'_> {
-        let tokens = &self.trace.tokens;
-        let (frequencies, dropout) = (&tokens.frequencies[..], tokens.dropout_context(self.context));
+        let ForwardTrace { context, session, tokens, .. } = &self.trace;
+        let (frequencies, dropout) = (&session.frequencies[..], tokens.dropout_context(*context));
         let settings = &self.engine.settings;
         Pass { model: self.model, captured: None, frequencies, dropout, settings, order: PassOrder::Down }
     }

@@ -9,7 +9,6 @@ use super::attend::{Column, ColumnAttention, Mode};
 use super::cell_graph::CellGraph;
 use super::head_run::HeadRun;
 use super::kept_outputs::KeptOutputs;
-use super::layer_state::new_layer_states;
 use super::router_balance::{RouterSums, RouterTask};
 use super::session::{Pass, PassOrder, Session, SessionSpec};
 use super::step_run::StepRun;
@@ -43,13 +42,19 @@ impl<'a> StepRun<'a> {
                 observer.note(&why);
             }
         }
-        let tokens = BatchIds::new(batch, plan.len(), model);
+        let tokens = BatchIds::new(batch, plan.len(), model.device());
+        // A rotation that depends on the length of its sequence does so without pads.
+        let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
+        #[cfg(test)]
+        let lengths = if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::LengthOfTheBatch) {
+            vec![plan.len(); lengths.len()]
+        } else {
+            lengths
+        };
         let shapes = settings.cache_shapes(model.config(), &plan, model.kind(), model.device());
-        let initial = batch.sequences.iter().map(|sequence| sequence.initial.unwrap_or((0, 0))).collect::<Vec<_>>();
-        let caches = settings.empty_caches(model, shapes, plan.prefill, &initial, &tokens.frequencies)?;
-        let (layers, spec) =
-            (new_layer_states(caches, &engine.stores.undo_log), SessionSpec::new(plan.num_sequences(), plan.len()));
-        let session = Session { layers, plan, spec, frequencies: Vec::new(), missing: 0 };
+        let initial = batch.sequences.iter().map(|sequence| sequence.initial.unwrap_or((0, 0))).collect();
+        let spec = SessionSpec { initial, ..SessionSpec::new(plan.num_sequences(), plan.len()) };
+        let session = Session::empty(engine, model, plan, shapes, spec, model.frequencies(&lengths))?;
         let (spans, cache_lengths) = (session.plan.spans.clone(), session.cache_lengths());
         if let Some(given) = &engine.log {
             given.check_fits(&spans, &cache_lengths, &model.config().num_kv_heads())?;
@@ -57,6 +62,7 @@ impl<'a> StepRun<'a> {
         }
         let trace = ForwardTrace {
             log: ReplayLog { spans, cache_lengths, layers: Vec::new() },
+            context,
             tokens,
             checkpoints: HashMap::new(),
             head: HeadRun::new(engine, model, batch, context)?,
@@ -65,7 +71,7 @@ impl<'a> StepRun<'a> {
             top: session.plan.columns.iter().map(|_| None).collect(),
             session,
         };
-        Ok(Self::new(engine, model, trace, context, observer))
+        Ok(Self::new(engine, model, trace, observer))
     }
 
     /// The forward phase; `sink`, where there is one, is handed every column's last hidden states.
@@ -98,8 +104,8 @@ impl<'a> StepRun<'a> {
     fn run_column(&mut self, c: usize, wants_hidden: bool) -> Result<Tensor, Fault> {
         let has_router_loss = self.router_weight() > 0.0;
         let has_output = wants_hidden || self.has_output(c, self.trace.session.layers.len());
-        let Self { engine, model, schedule, context, .. } = self;
-        let ForwardTrace { session, tokens, checkpoints, routers, kept, .. } = &mut self.trace;
+        let Self { engine, model, schedule, .. } = self;
+        let ForwardTrace { context, session, tokens, checkpoints, routers, kept, .. } = &mut self.trace;
         let (keeps_undo, num_layers) = (schedule.layers_with_undo(c), session.layers.len());
         // Policies choose, unless there are choices to follow.
         let policies = engine.log.is_none().then_some(&engine.settings.policies[..]);
@@ -109,7 +115,7 @@ impl<'a> StepRun<'a> {
         let mut pass = Pass {
             model,
             captured: None,
-            frequencies: &tokens.frequencies,
+            frequencies: &session.frequencies,
             dropout: tokens.dropout_context(*context),
             settings: &engine.settings,
             order: if is_last && context.is_some() { PassOrder::UpAndBack } else { PassOrder::Up },

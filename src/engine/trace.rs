@@ -11,13 +11,14 @@ use super::session::Session;
 use super::{ChunkPlan, MicroBatchContext};
 use crate::cache::ReplayLog;
 use crate::data::Batch;
-use crate::model::{DropoutContext, Model};
+use crate::model::DropoutContext;
 use crate::native::cuda::upload;
-use crate::ops::frequencies::Frequencies;
 use crate::store::Waiting;
 
 pub struct ForwardTrace {
     pub log: ReplayLog,
+    /// What the batch contributes to a step; `None` of a forward phase that no backward phase follows.
+    pub(super) context: Option<MicroBatchContext>,
     pub(super) session: Session,
     pub(super) tokens: BatchIds,
     /// Layer checkpoints: hidden states at the lower border of each layer band, by the layer above it and column.
@@ -45,24 +46,14 @@ impl ForwardTrace {
 pub(super) struct BatchIds {
     ids_bt: Tensor,
     samples: Vec<u64>,
-    /// Rotary frequencies for the lengths of sequences without their pads.
-    pub(super) frequencies: Vec<Frequencies>,
     device: Device,
 }
 
 impl BatchIds {
     /// The ids of `batch`, each sequence padded to `total` tokens.
-    pub(super) fn new(batch: &Batch, total: usize, model: &Model) -> Self {
+    pub(super) fn new(batch: &Batch, total: usize, device: Device) -> Self {
         let ids_bt = Tensor::from_slice(&batch.padded_inputs(total)).view([batch.sequences.len() as i64, total as i64]);
-        let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
-        #[cfg(test)]
-        let lengths = if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::LengthOfTheBatch) {
-            vec![total; lengths.len()]
-        } else {
-            lengths
-        };
-        let samples = batch.sequences.iter().map(|r| r.sample).collect();
-        Self { ids_bt, samples, frequencies: model.frequencies(&lengths), device: model.device() }
+        Self { ids_bt, samples: batch.sequences.iter().map(|sequence| sequence.sample).collect(), device }
     }
 
     /// The ids of a column, of the sequences that are under way in it `(B, n)`.

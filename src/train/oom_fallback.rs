@@ -114,7 +114,7 @@ impl Engine {
         self.follow(None);
         let trace = trace?;
         *log = Some(trace.log.clone());
-        self.backward(model, trace, context, observer)
+        self.backward(model, trace, observer)
     }
 }
 

@@ -164,7 +164,7 @@ fn a_flipped_entry_of_the_log_is_noticed() {
                 let mut trace = engine.forward(&model, &batch, context, &mut NoObserver).unwrap();
                 trace.log.layers[layer].shift_first_victim(span.index);
                 flips += 1;
-                if let Ok(ours) = engine.backward(&model, trace, context, &mut NoObserver) {
+                if let Ok(ours) = engine.backward(&model, trace, &mut NoObserver) {
                     let worst = reference.compare(&ours).worst();
                     assert!(worst > NOTICED, "layer {layer}, chunk {}: {worst:.2e} on {case:?}", span.index);
                 }
