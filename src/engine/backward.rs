@@ -11,7 +11,7 @@ use super::router_balance::RouterTask;
 use super::session::{Pass, PassOrder};
 use super::step_run::{GradientSums, StepRun};
 use super::{Event, ForwardTrace, MicroBatchGradients};
-use crate::model::Model;
+use crate::model::{DropoutContext, Model};
 use crate::native::{locked, or_panic, take_gradient};
 use crate::ops::attention::zero_sum_of;
 use crate::store::{Waiting, copies_are_async};
@@ -136,7 +136,7 @@ impl StepRun<'_> {
     fn input(&mut self, c: usize, first_layer: usize) -> Result<Tensor, Fault> {
         let device = self.model.device();
         let waited = self.trace.checkpoints.get_mut(&(first_layer, c)).map(|waiting| waiting.wait(device)).transpose()?;
-        Ok(waited.unwrap_or_else(|| no_grad(|| self.model.embed(&self.trace.ids(c)))))
+        Ok(waited.unwrap_or_else(|| no_grad(|| self.model.embed(&self.trace.ids(c, device)))))
     }
 
     fn column(&self, c: usize, layers: &Range<usize>) -> Column<'_> {
@@ -147,9 +147,9 @@ impl StepRun<'_> {
 
     /// What carries a column through a band's layers.
     fn pass(&self) -> Pass<'_> {
-        let ForwardTrace { context, session, tokens, .. } = &self.trace;
-        let (frequencies, dropout) = (&session.frequencies[..], tokens.dropout_context(*context));
-        let settings = &self.engine.settings;
+        let ForwardTrace { context, session, samples, .. } = &self.trace;
+        let dropout = DropoutContext { dropout: context.and_then(|c| c.dropout), samples };
+        let (frequencies, settings) = (&session.frequencies[..], &self.engine.settings);
         Pass { model: self.model, captured: None, frequencies, dropout, settings, order: PassOrder::Down }
     }
 
@@ -201,7 +201,8 @@ impl StepRun<'_> {
         let embedding = self.model.embedding_parameters();
         if !embedding.is_empty() {
             let columns = std::mem::take(&mut self.trace.top).into_iter().enumerate();
-            let pieces = columns.filter_map(|(c, g)| Some((self.trace.ids(c), or_panic(g?.wait(self.model.device())))));
+            let device = self.model.device();
+            let pieces = columns.filter_map(|(c, g)| Some((self.trace.ids(c, device), or_panic(g?.wait(device)))));
             outer.extend(embedding.into_iter().map(|(name, _)| name).zip(self.model.embed_backward(pieces)));
             #[cfg(test)]
             if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::EmbeddingGradientDropped) {

@@ -12,11 +12,10 @@ use super::kept_outputs::KeptOutputs;
 use super::router_balance::{RouterSums, RouterTask};
 use super::session::{Pass, PassOrder, Session, SessionSpec};
 use super::step_run::StepRun;
-use super::trace::{BatchIds, ForwardTrace};
-use super::{Engine, Event, MicroBatchContext, Observer};
+use super::{Engine, Event, ForwardTrace, MicroBatchContext, Observer};
 use crate::cache::ReplayLog;
 use crate::data::Batch;
-use crate::model::Model;
+use crate::model::{DropoutContext, Model};
 use crate::native::locked;
 use crate::ops::attention;
 use crate::store::Waiting;
@@ -42,7 +41,8 @@ impl<'a> StepRun<'a> {
                 observer.note(&why);
             }
         }
-        let tokens = BatchIds::new(batch, plan.len(), model.device());
+        let size = [batch.sequences.len(), plan.len()].map(|n| n as i64);
+        let ids_bt = Tensor::from_slice(&batch.padded_inputs(plan.len())).view(size);
         // A rotation that depends on the length of its sequence does so without pads.
         let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
         #[cfg(test)]
@@ -63,7 +63,8 @@ impl<'a> StepRun<'a> {
         let trace = ForwardTrace {
             log: ReplayLog { spans, cache_lengths, layers: Vec::new() },
             context,
-            tokens,
+            ids_bt,
+            samples: batch.sequences.iter().map(|sequence| sequence.sample).collect(),
             checkpoints: HashMap::new(),
             head: HeadRun::new(engine, model, batch, context)?,
             kept: HashMap::new(),
@@ -104,19 +105,19 @@ impl<'a> StepRun<'a> {
     fn run_column(&mut self, c: usize, wants_hidden: bool) -> Result<Tensor, Fault> {
         let has_router_loss = self.router_weight() > 0.0;
         let has_output = wants_hidden || self.has_output(c, self.trace.session.layers.len());
+        let mut hidden = no_grad(|| self.model.embed(&self.trace.ids(c, self.model.device())));
         let Self { engine, model, schedule, .. } = self;
-        let ForwardTrace { context, session, tokens, checkpoints, routers, kept, .. } = &mut self.trace;
+        let ForwardTrace { context, session, samples, checkpoints, routers, kept, .. } = &mut self.trace;
         let (keeps_undo, num_layers) = (schedule.layers_with_undo(c), session.layers.len());
         // Policies choose, unless there are choices to follow.
         let policies = engine.log.is_none().then_some(&engine.settings.policies[..]);
-        let mut hidden = no_grad(|| model.embed(&tokens.ids(&session.plan, c)));
         let spans = &session.plan.spans[session.plan.columns[c].clone()];
         let is_last = c + 1 == session.plan.columns.len();
         let mut pass = Pass {
             model,
             captured: None,
             frequencies: &session.frequencies,
-            dropout: tokens.dropout_context(*context),
+            dropout: DropoutContext { dropout: context.and_then(|c| c.dropout), samples },
             settings: &engine.settings,
             order: if is_last && context.is_some() { PassOrder::UpAndBack } else { PassOrder::Up },
         };
