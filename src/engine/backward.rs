@@ -19,7 +19,6 @@ use crate::units::Fault;
 
 impl StepRun<'_> {
     pub(super) fn backward(mut self) -> Result<MicroBatchGradients, Fault> {
-        self.trace.session.give_choices(std::mem::take(&mut self.trace.log.layers));
         let (num_bands, num_columns) = self.schedule.size();
         for band in 0..num_bands {
             let layers = self.schedule.layers(band);
@@ -181,12 +180,11 @@ impl StepRun<'_> {
 
     /// Losses and gradients, when all cells are done.
     fn finish(mut self) -> Result<MicroBatchGradients, Fault> {
-        self.trace.log.layers = self.trace.session.take_choices();
         let outer = self.outer_gradients();
         self.model.release_layers();
         let gradients = collect(self.model, outer, self.sums)?;
-        let trace = self.trace;
-        Ok(MicroBatchGradients { losses: trace.head.finish()?.0, router_loss: trace.routers.loss(), gradients, log: trace.log })
+        let (log, trace) = (self.trace.log(), self.trace);
+        Ok(MicroBatchGradients { losses: trace.head.finish()?.0, router_loss: trace.routers.loss(), gradients, log })
     }
 
     /// The gradients that no cell makes: of the head's parameters, and of the embedding or what is added to it, from the gradients that

@@ -13,7 +13,6 @@ use super::router_balance::{RouterSums, RouterTask};
 use super::session::{Pass, PassOrder, Session, SessionSpec};
 use super::step_run::StepRun;
 use super::{Engine, Event, ForwardTrace, MicroBatchContext, Observer};
-use crate::cache::ReplayLog;
 use crate::data::Batch;
 use crate::model::{DropoutContext, Model};
 use crate::native::locked;
@@ -55,13 +54,11 @@ impl<'a> StepRun<'a> {
         let initial = batch.sequences.iter().map(|sequence| sequence.initial.unwrap_or((0, 0))).collect();
         let spec = SessionSpec { initial, ..SessionSpec::new(plan.num_sequences(), plan.len()) };
         let session = Session::empty(engine, model, plan, shapes, spec, model.frequencies(&lengths))?;
-        let (spans, cache_lengths) = (session.plan.spans.clone(), session.cache_lengths());
         if let Some(given) = &engine.log {
-            given.check_fits(&spans, &cache_lengths, &model.config().num_kv_heads())?;
-            session.give_choices(given.layers.clone());
+            given.check_fits(&session.plan.spans, &session.cache_lengths(), &model.config().num_kv_heads())?;
+            session.layers.iter().zip(&given.layers).for_each(|(layer, log)| locked(layer).log = log.clone());
         }
         let trace = ForwardTrace {
-            log: ReplayLog { spans, cache_lengths, layers: Vec::new() },
             context,
             ids_bt,
             samples: batch.sequences.iter().map(|sequence| sequence.sample).collect(),
@@ -96,7 +93,6 @@ impl<'a> StepRun<'a> {
                 self.trace.top[c] = gradient.filter(|_| num_bands > 0).as_ref().map(Waiting::send);
             }
         }
-        self.trace.log.layers = self.trace.session.take_choices();
         Ok(self.trace)
     }
 

@@ -90,7 +90,8 @@ impl Engine {
     ) -> Result<(Vec<SequenceLoss>, ReplayLog), Fault> {
         guarded(|| {
             let trace = StepRun::begin(self, model, batch, context, &mut NoObserver)?.forward(Some(sink))?;
-            Ok((trace.head.finish()?.0, trace.log))
+            let log = trace.log();
+            Ok((trace.head.finish()?.0, log))
         })
     }
 

@@ -9,7 +9,7 @@ use super::attend::{Column, ColumnAttention};
 use super::attended_chunk::ChunkPart;
 use super::layer_state::{LayerState, SharedLayer};
 use super::{ChunkPlan, Engine, Settings};
-use crate::cache::{CacheShape, ChunkSpan, LayerCache, LayerLog, ReplayLog};
+use crate::cache::{CacheShape, ChunkSpan, LayerCache, ReplayLog};
 use crate::model::{CapturedLayers, ColumnLayers, DropoutContext, Model};
 use crate::native::locked;
 use crate::ops::frequencies::Frequencies;
@@ -132,16 +132,6 @@ impl Session {
 
     pub(super) fn cache_lengths(&self) -> Vec<usize> {
         self.layers.iter().map(|layer| locked(layer).cache.shape().cache_length).collect()
-    }
-
-    pub(super) fn take_choices(&self) -> Vec<LayerLog> {
-        self.layers.iter().map(|layer| std::mem::take(&mut locked(layer).log)).collect()
-    }
-
-    pub(super) fn give_choices(&self, choices: Vec<LayerLog>) {
-        for (layer, log) in self.layers.iter().zip(choices) {
-            locked(layer).log = log;
-        }
     }
 
     /// The next token of all, where they come one by one.

@@ -81,7 +81,6 @@ fn memory_of(engine: &Engine, model: &Model, trace: &ForwardTrace, sums: &Gradie
     memory.add_gradients(trace.head.gradients.iter().chain(sums.here.values()));
     let away = sums.away.values().map(Waiting::bytes).sum();
     memory.add(MemoryPart::Gradients, MemoryPlace::Host, away);
-    memory.add(MemoryPart::UndoLog, MemoryPlace::Host, trace.log.bytes());
     trace.session.layers.iter().for_each(|state| locked(state).measure(&mut memory));
     memory
 }

@@ -14,7 +14,6 @@ use crate::native::cuda::upload;
 use crate::store::Waiting;
 
 pub struct ForwardTrace {
-    pub log: ReplayLog,
     /// What the batch contributes to a step; `None` of a forward phase that no backward phase follows.
     pub(super) context: Option<MicroBatchContext>,
     pub(super) session: Session,
@@ -33,6 +32,15 @@ pub struct ForwardTrace {
 }
 
 impl ForwardTrace {
+    pub fn log(&self) -> ReplayLog {
+        self.session.log()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn shift_first_victim(&self, layer: usize, chunk: usize) {
+        crate::native::locked(&self.session.layers[layer]).log.shift_first_victim(chunk);
+    }
+
     /// The ids of a column, of the sequences that are under way in it `(B, n)`.
     pub(super) fn ids(&self, c: usize, device: Device) -> Tensor {
         let plan = &self.session.plan;

@@ -113,7 +113,7 @@ impl Engine {
         let trace = self.forward(model, batch, context, observer);
         self.follow(None);
         let trace = trace?;
-        *log = Some(trace.log.clone());
+        *log = Some(trace.log());
         self.backward(model, trace, observer)
     }
 }
