@@ -80,8 +80,8 @@ impl Schedule {
 
     /// The layers that are run forward a second time by a replay: neither the top band's nor those whose graphs are kept.
     pub fn replayed_layers(&self) -> Range<usize> {
-        let uppermost = (0..self.bands.len()).find(|&band| self.is_replayed(band));
-        uppermost.map_or(0..0, |band| self.first_layer()..self.bands[band].end)
+        let uppermost = self.bands.get(self.kept_bands(0).len().max(1));
+        uppermost.map_or(0..0, |band| self.first_layer()..band.end)
     }
 
     /// Whether a layer is the uppermost of its band: of it a replay makes keys and values alone.

@@ -23,7 +23,7 @@ pub struct Session {
     /// The chunks that it is to see, or those that have come.
     pub(super) plan: ChunkPlan,
     pub(super) spec: SessionSpec,
-    /// Rotary frequencies, by rotation.
+    /// Rotary frequencies for the lengths of its sequences, by rotation.
     pub(super) frequencies: Vec<Frequencies>,
     /// Tokens of the last chunk that are still to come.
     pub(super) missing: usize,
