@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use kvtune::engine::{BackwardStage, ForwardStage, Schedule};
+use kvtune::engine::Schedule;
 
 use super::machine::Gpu;
 use super::simulator::{Leaves, Message, Pass, Task};
@@ -115,43 +115,37 @@ fn program(
         tasks.push(Task { device, pass, cell, seconds, sends: Vec::new() });
         tasks.len() - 1
     };
-    for stage in schedule.forward() {
-        match stage {
-            ForwardStage::Column(c) => {
-                let work = seconds.columns[c].of(layers);
-                ports.forward[c] = add(Pass::Forward, (0, c), work.forward(seconds.gpu));
-            }
-            ForwardStage::Head(c) if has_head => _ = add(Pass::Head, (0, c), seconds.head(c)),
-            ForwardStage::Head(_) => {}
+    for c in 0..count {
+        let work = seconds.columns[c].of(layers);
+        ports.forward[c] = add(Pass::Forward, (0, c), work.forward(seconds.gpu));
+        if has_head && !schedule.has_head_in_cells() {
+            add(Pass::Head, (0, c), seconds.head(c));
         }
     }
-    for stage in schedule.backward() {
-        match stage {
-            BackwardStage::Replay { band } => {
-                let Range { start, end } = of_band(band);
-                let again = seconds.columns.iter().map(|column| {
-                    column.of(&(start..end - 1)).again(seconds.gpu) + column.of(&(end - 1..end)).written / seconds.gpu.linear
-                });
-                let again = again.sum();
-                add(Pass::Replay, (band, 0), again);
+    for band in 0..bands {
+        if schedule.is_replayed(band) {
+            let Range { start, end } = of_band(band);
+            let again = seconds.columns.iter().map(|column| {
+                column.of(&(start..end - 1)).again(seconds.gpu) + column.of(&(end - 1..end)).written / seconds.gpu.linear
+            });
+            let again = again.sum();
+            add(Pass::Replay, (band, 0), again);
+        }
+        for column in (0..count).rev() {
+            let work = seconds.columns[column].of(&of_band(band));
+            if !schedule.is_kept(band, column) {
+                add(Pass::Recompute, (band, column), work.again(seconds.gpu));
             }
-            BackwardStage::Cell { band, column } => {
-                let work = seconds.columns[column].of(&of_band(band));
-                if !schedule.is_kept(band, column) {
-                    add(Pass::Recompute, (band, column), work.again(seconds.gpu));
-                }
-                if has_head && schedule.has_head_in_cells() {
-                    add(Pass::Head, (band, column), seconds.head(column));
-                }
-                let cell = add(Pass::Backward, (band, column), work.backward(seconds.gpu));
-                if band == 0 {
-                    ports.highest_cells[column] = cell;
-                }
-                if band + 1 == bands {
-                    ports.lowest_cells[column] = cell;
-                }
+            if has_head && schedule.has_head_in_cells() {
+                add(Pass::Head, (band, column), seconds.head(column));
             }
-            BackwardStage::BandDone { .. } => {}
+            let cell = add(Pass::Backward, (band, column), work.backward(seconds.gpu));
+            if band == 0 {
+                ports.highest_cells[column] = cell;
+            }
+            if band + 1 == bands {
+                ports.lowest_cells[column] = cell;
+            }
         }
     }
     ports

@@ -8,11 +8,10 @@ use tch::{Tensor, no_grad};
 use super::attend::{Column, ColumnAttention, Mode};
 use super::cell_graph::CellGraph;
 use super::router_balance::RouterTask;
-use super::schedule::BackwardStage;
 use super::session::{Pass, PassOrder};
 use super::step_run::{GradientSums, StepRun};
-use super::{Event, MicroBatchGradients};
-use crate::model::Model;
+use super::{Event, ForwardTrace, MicroBatchGradients};
+use crate::model::{DropoutContext, Model};
 use crate::native::{locked, or_panic, take_gradient};
 use crate::ops::attention::zero_sum_of;
 use crate::store::{Waiting, copies_are_async};
@@ -20,16 +19,15 @@ use crate::units::Fault;
 
 impl StepRun<'_> {
     pub(super) fn backward(mut self) -> Result<MicroBatchGradients, Fault> {
-        self.trace.session.give_choices(std::mem::take(&mut self.trace.log.layers));
-        for stage in self.schedule.backward() {
-            match stage {
-                BackwardStage::Replay { band } => {
-                    self.emit(Event::Replay { band: (band, self.schedule.size().0) })?;
-                    no_grad(|| self.replay(&self.schedule.layers(band)))?;
-                }
-                BackwardStage::Cell { band, column } => self.cell(band, column)?,
-                BackwardStage::BandDone { band } => self.end_band(self.schedule.layers(band)),
+        let (num_bands, num_columns) = self.schedule.size();
+        for band in 0..num_bands {
+            let layers = self.schedule.layers(band);
+            if self.schedule.is_replayed(band) {
+                self.emit(Event::Replay { band: (band, num_bands) })?;
+                no_grad(|| self.replay(&layers))?;
             }
+            (0..num_columns).rev().try_for_each(|c| self.cell(band, c))?;
+            self.end_band(layers);
         }
         self.finish()
     }
@@ -137,7 +135,7 @@ impl StepRun<'_> {
     fn input(&mut self, c: usize, first_layer: usize) -> Result<Tensor, Fault> {
         let device = self.model.device();
         let waited = self.trace.checkpoints.get_mut(&(first_layer, c)).map(|waiting| waiting.wait(device)).transpose()?;
-        Ok(waited.unwrap_or_else(|| no_grad(|| self.model.embed(&self.trace.ids(c)))))
+        Ok(waited.unwrap_or_else(|| no_grad(|| self.model.embed(&self.trace.ids(c, device)))))
     }
 
     fn column(&self, c: usize, layers: &Range<usize>) -> Column<'_> {
@@ -148,9 +146,9 @@ impl StepRun<'_> {
 
     /// What carries a column through a band's layers.
     fn pass(&self) -> Pass<'_> {
-        let tokens = &self.trace.tokens;
-        let (frequencies, dropout) = (&tokens.frequencies[..], tokens.dropout_context(self.context));
-        let settings = &self.engine.settings;
+        let ForwardTrace { context, session, samples, .. } = &self.trace;
+        let dropout = DropoutContext { dropout: context.and_then(|c| c.dropout), samples };
+        let (frequencies, settings) = (&session.frequencies[..], &self.engine.settings);
         Pass { model: self.model, captured: None, frequencies, dropout, settings, order: PassOrder::Down }
     }
 
@@ -182,12 +180,11 @@ impl StepRun<'_> {
 
     /// Losses and gradients, when all cells are done.
     fn finish(mut self) -> Result<MicroBatchGradients, Fault> {
-        self.trace.log.layers = self.trace.session.take_choices();
         let outer = self.outer_gradients();
         self.model.release_layers();
         let gradients = collect(self.model, outer, self.sums)?;
-        let trace = self.trace;
-        Ok(MicroBatchGradients { losses: trace.head.finish()?.0, router_loss: trace.routers.loss(), gradients, log: trace.log })
+        let (log, trace) = (self.trace.log(), self.trace);
+        Ok(MicroBatchGradients { losses: trace.head.finish()?.0, router_loss: trace.routers.loss(), gradients, log })
     }
 
     /// The gradients that no cell makes: of the head's parameters, and of the embedding or what is added to it, from the gradients that
@@ -202,7 +199,8 @@ impl StepRun<'_> {
         let embedding = self.model.embedding_parameters();
         if !embedding.is_empty() {
             let columns = std::mem::take(&mut self.trace.top).into_iter().enumerate();
-            let pieces = columns.filter_map(|(c, g)| Some((self.trace.ids(c), or_panic(g?.wait(self.model.device())))));
+            let device = self.model.device();
+            let pieces = columns.filter_map(|(c, g)| Some((self.trace.ids(c, device), or_panic(g?.wait(device)))));
             outer.extend(embedding.into_iter().map(|(name, _)| name).zip(self.model.embed_backward(pieces)));
             #[cfg(test)]
             if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::EmbeddingGradientDropped) {

@@ -5,7 +5,7 @@ use tch::{Tensor, no_grad};
 use super::attend::{Column, ColumnAttention, Mode};
 use super::attended_chunk::ChunkPart;
 use super::forward::HiddenSink;
-use super::layer_state::{SharedLayer, new_layer_states};
+use super::layer_state::SharedLayer;
 use super::session::{Pass, PassOrder, Session, SessionSpec};
 use super::slots::Extent;
 use super::{ChunkPlan, ColumnWidth, Cuts, Engine, Settings, guarded};
@@ -35,12 +35,11 @@ impl Session {
             let extent = Extent { sequences: spec.num_sequences, tokens, longest_chunk: settings.longest_chunk() };
             let shapes = settings.shapes_of(model.config(), extent, model.kind(), model.device());
             let frequencies = model.frequencies(&vec![spec.rope_length; spec.num_sequences]);
-            let caches = settings.empty_caches(model, shapes, plan.prefill, &spec.initial, &frequencies)?;
-            let layers = new_layer_states(caches, &engine.stores.undo_log);
-            for layer in layers.iter().filter(|_| !spec.keeps_log) {
+            let session = Self::empty(engine, model, plan, shapes, spec.clone(), frequencies)?;
+            for layer in session.layers.iter().filter(|_| !spec.keeps_log) {
                 locked(layer).log = LayerLog::forgetting();
             }
-            Ok(Self { layers, plan, spec: spec.clone(), frequencies, missing: 0 })
+            Ok(session)
         })
     }
 

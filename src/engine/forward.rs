@@ -9,16 +9,12 @@ use super::attend::{Column, ColumnAttention, Mode};
 use super::cell_graph::CellGraph;
 use super::head_run::HeadRun;
 use super::kept_outputs::KeptOutputs;
-use super::layer_state::new_layer_states;
 use super::router_balance::{RouterSums, RouterTask};
-use super::schedule::ForwardStage;
 use super::session::{Pass, PassOrder, Session, SessionSpec};
 use super::step_run::StepRun;
-use super::trace::{BatchIds, ForwardTrace};
-use super::{Engine, Event, MicroBatchContext, Observer};
-use crate::cache::ReplayLog;
+use super::{Engine, Event, ForwardTrace, MicroBatchContext, Observer};
 use crate::data::Batch;
-use crate::model::Model;
+use crate::model::{DropoutContext, Model};
 use crate::native::locked;
 use crate::ops::attention;
 use crate::store::Waiting;
@@ -44,21 +40,28 @@ impl<'a> StepRun<'a> {
                 observer.note(&why);
             }
         }
-        let tokens = BatchIds::new(batch, plan.len(), model);
+        let size = [batch.sequences.len(), plan.len()].map(|n| n as i64);
+        let ids_bt = Tensor::from_slice(&batch.padded_inputs(plan.len())).view(size);
+        // A rotation that depends on the length of its sequence does so without pads.
+        let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
+        #[cfg(test)]
+        let lengths = if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::LengthOfTheBatch) {
+            vec![plan.len(); lengths.len()]
+        } else {
+            lengths
+        };
         let shapes = settings.cache_shapes(model.config(), &plan, model.kind(), model.device());
-        let initial = batch.sequences.iter().map(|sequence| sequence.initial.unwrap_or((0, 0))).collect::<Vec<_>>();
-        let caches = settings.empty_caches(model, shapes, plan.prefill, &initial, &tokens.frequencies)?;
-        let (layers, spec) =
-            (new_layer_states(caches, &engine.stores.undo_log), SessionSpec::new(plan.num_sequences(), plan.len()));
-        let session = Session { layers, plan, spec, frequencies: Vec::new(), missing: 0 };
-        let (spans, cache_lengths) = (session.plan.spans.clone(), session.cache_lengths());
+        let initial = batch.sequences.iter().map(|sequence| sequence.initial.unwrap_or((0, 0))).collect();
+        let spec = SessionSpec { initial, ..SessionSpec::new(plan.num_sequences(), plan.len()) };
+        let session = Session::empty(engine, model, plan, shapes, spec, model.frequencies(&lengths))?;
         if let Some(given) = &engine.log {
-            given.check_fits(&spans, &cache_lengths, &model.config().num_kv_heads())?;
-            session.give_choices(given.layers.clone());
+            given.check_fits(&session.plan.spans, &session.cache_lengths(), &model.config().num_kv_heads())?;
+            session.layers.iter().zip(&given.layers).for_each(|(layer, log)| locked(layer).log = log.clone());
         }
         let trace = ForwardTrace {
-            log: ReplayLog { spans, cache_lengths, layers: Vec::new() },
-            tokens,
+            context,
+            ids_bt,
+            samples: batch.sequences.iter().map(|sequence| sequence.sample).collect(),
             checkpoints: HashMap::new(),
             head: HeadRun::new(engine, model, batch, context)?,
             kept: HashMap::new(),
@@ -66,7 +69,7 @@ impl<'a> StepRun<'a> {
             top: session.plan.columns.iter().map(|_| None).collect(),
             session,
         };
-        Ok(Self::new(engine, model, trace, context, observer))
+        Ok(Self::new(engine, model, trace, observer))
     }
 
     /// The forward phase; `sink`, where there is one, is handed every column's last hidden states.
@@ -76,25 +79,20 @@ impl<'a> StepRun<'a> {
             let layers = self.trace.session.layers.iter().skip(self.schedule.first_layer());
             layers.for_each(|layer| locked(layer).outputs = Some(KeptOutputs::new(store.clone())));
         }
-        let (mut hidden, (num_bands, num_columns)) = (Tensor::new(), self.schedule.size());
-        for stage in self.schedule.forward() {
-            match stage {
-                ForwardStage::Column(c) => {
-                    self.emit(Event::ForwardColumn { column: (c, num_columns) })?;
-                    hidden = self.run_column(c, sink.is_some())?;
-                    if let Some(sink) = &mut sink {
-                        sink(self.trace.start(c), &hidden);
-                    }
-                }
-                ForwardStage::Head(c) => {
-                    self.emit(Event::Head { column: (c, num_columns) })?;
-                    let gradient = self.head(c, &hidden)?;
-                    // Where nothing of the layers is trained nobody waits for it.
-                    self.trace.top[c] = gradient.filter(|_| num_bands > 0).as_ref().map(Waiting::send);
-                }
+        let (num_bands, num_columns) = self.schedule.size();
+        for c in 0..num_columns {
+            self.emit(Event::ForwardColumn { column: (c, num_columns) })?;
+            let hidden = self.run_column(c, sink.is_some())?;
+            if let Some(sink) = &mut sink {
+                sink(self.trace.start(c), &hidden);
+            }
+            if !self.schedule.has_head_in_cells() {
+                self.emit(Event::Head { column: (c, num_columns) })?;
+                let gradient = self.head(c, &hidden)?;
+                // Where nothing of the layers is trained nobody waits for it.
+                self.trace.top[c] = gradient.filter(|_| num_bands > 0).as_ref().map(Waiting::send);
             }
         }
-        self.trace.log.layers = self.trace.session.take_choices();
         Ok(self.trace)
     }
 
@@ -103,19 +101,19 @@ impl<'a> StepRun<'a> {
     fn run_column(&mut self, c: usize, wants_hidden: bool) -> Result<Tensor, Fault> {
         let has_router_loss = self.router_weight() > 0.0;
         let has_output = wants_hidden || self.has_output(c, self.trace.session.layers.len());
-        let Self { engine, model, schedule, context, .. } = self;
-        let ForwardTrace { session, tokens, checkpoints, routers, kept, .. } = &mut self.trace;
+        let mut hidden = no_grad(|| self.model.embed(&self.trace.ids(c, self.model.device())));
+        let Self { engine, model, schedule, .. } = self;
+        let ForwardTrace { context, session, samples, checkpoints, routers, kept, .. } = &mut self.trace;
         let (keeps_undo, num_layers) = (schedule.layers_with_undo(c), session.layers.len());
         // Policies choose, unless there are choices to follow.
         let policies = engine.log.is_none().then_some(&engine.settings.policies[..]);
-        let mut hidden = no_grad(|| model.embed(&tokens.ids(&session.plan, c)));
         let spans = &session.plan.spans[session.plan.columns[c].clone()];
         let is_last = c + 1 == session.plan.columns.len();
         let mut pass = Pass {
             model,
             captured: None,
-            frequencies: &tokens.frequencies,
-            dropout: tokens.dropout_context(*context),
+            frequencies: &session.frequencies,
+            dropout: DropoutContext { dropout: context.and_then(|c| c.dropout), samples },
             settings: &engine.settings,
             order: if is_last && context.is_some() { PassOrder::UpAndBack } else { PassOrder::Up },
         };

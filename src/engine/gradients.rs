@@ -24,7 +24,7 @@ impl Engine {
         observer: &mut dyn Observer,
     ) -> Result<MicroBatchGradients, Fault> {
         let trace = self.forward(model, batch, context, observer)?;
-        self.backward(model, trace, context, observer)
+        self.backward(model, trace, observer)
     }
 
     /// Losses and gradients of a batch, of whose entries `calibration` learns. After an error it knows a part of the batch.
@@ -39,8 +39,8 @@ impl Engine {
         let trace = guarded(|| StepRun::begin(self, model, batch, Some(context), observer))?.trace;
         let layers = trace.session.layers.clone();
         calibration.attach(&layers, trace.session.plan.len());
-        let made = guarded(|| StepRun::new(self, model, trace, Some(context), observer).forward(None));
-        let made = made.and_then(|trace| self.backward(model, trace, context, observer));
+        let made = guarded(|| StepRun::new(self, model, trace, observer).forward(None));
+        let made = made.and_then(|trace| self.backward(model, trace, observer));
         calibration.detach(&layers);
         made
     }
@@ -61,10 +61,9 @@ impl Engine {
         &self,
         model: &Model,
         trace: ForwardTrace,
-        context: MicroBatchContext,
         observer: &mut dyn Observer,
     ) -> Result<MicroBatchGradients, Fault> {
-        guarded(|| StepRun::new(self, model, trace, Some(context), observer).backward())
+        guarded(|| StepRun::new(self, model, trace, observer).backward())
     }
 
     pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<SequenceLoss>, Fault> {
@@ -91,7 +90,8 @@ impl Engine {
     ) -> Result<(Vec<SequenceLoss>, ReplayLog), Fault> {
         guarded(|| {
             let trace = StepRun::begin(self, model, batch, context, &mut NoObserver)?.forward(Some(sink))?;
-            Ok((trace.head.finish()?.0, trace.log))
+            let log = trace.log();
+            Ok((trace.head.finish()?.0, log))
         })
     }
 

@@ -40,7 +40,8 @@ pub(super) struct ChunkGrads {
 pub(super) type SharedLayer = Arc<Mutex<LayerState>>;
 
 impl LayerState {
-    fn new(cache: LayerCache, store: Store) -> Self {
+    /// A layer whose undo entries wait in `store`.
+    pub(super) fn new(cache: LayerCache, store: Store) -> Self {
         Self {
             cache,
             log: LayerLog::default(),
@@ -307,11 +308,6 @@ impl LayerState {
             joined: None,
         }
     }
-}
-
-/// One state per layer, with an empty cache. The undo entries of all layers wait in one store.
-pub(super) fn new_layer_states(caches: Vec<LayerCache>, store: &Store) -> Vec<SharedLayer> {
-    caches.into_iter().map(|cache| Arc::new(Mutex::new(LayerState::new(cache, store.clone())))).collect()
 }
 
 /// A one-element tensor that carries the order of a layer's operators.

@@ -39,7 +39,7 @@ pub use forward::HiddenSink;
 pub use guard::{error_of_panic, guarded};
 pub use head_run::{sequence_weights, soft_rows, soft_targets, target_positions};
 pub use importance::FittedGate;
-pub use schedule::{BackwardStage, ForwardStage, Schedule};
+pub use schedule::Schedule;
 pub use session::{Session, SessionSpec};
 pub use settings::Settings;
 pub use snapshot::{SessionNumbers, SessionSnapshot};

@@ -1,4 +1,5 @@
-//! The order of a step, written down once: the engine runs it, the planner weighs it.
+//! What each part of a step does, written down once: the engine runs it, the planner weighs it. The forward phase goes through the columns from
+//! left to right, the backward phase through bands top-down, and in each through cells from right to left.
 
 use std::ops::Range;
 
@@ -6,25 +7,7 @@ use super::{ChunkPlan, Settings};
 use crate::model::Model;
 use crate::recipe::{StoreForm, StoreRecipe};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ForwardStage {
-    /// A column, of this index from the left, goes through all layers.
-    Column(usize),
-    /// The head's loss, and its gradient where one is wanted, for the column that came last.
-    Head(usize),
-}
-
-/// What the backward phase does next. Bands are counted from the top, columns from the left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BackwardStage {
-    /// A layer band runs forward once more over all columns, to make its undo log and its final caches.
-    Replay { band: usize },
-    /// A cell is unwound, computed again with autograd, and differentiated; with the head, where the forward phase has left it out.
-    Cell { band: usize, column: usize },
-    /// A layer band is done: its caches and its checkpoints are free.
-    BandDone { band: usize },
-}
-
+/// Bands are counted from the top, columns from the left.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     /// Layers of each band, top first.
@@ -89,6 +72,12 @@ impl Schedule {
         self.bands.last().map_or(usize::MAX, |band| band.start)
     }
 
+    /// Whether a band runs forward once more over all columns before its cells, to make its undo log and its final caches. The top band stands in
+    /// its caches already, and so do those of kept graphs.
+    pub fn is_replayed(&self, band: usize) -> bool {
+        band >= self.kept_bands(0).len().max(1)
+    }
+
     /// The layers that are run forward a second time by a replay: neither the top band's nor those whose graphs are kept.
     pub fn replayed_layers(&self) -> Range<usize> {
         let uppermost = self.bands.get(self.kept_bands(0).len().max(1));
@@ -134,23 +123,6 @@ impl Schedule {
     pub fn has_head_in_cells(&self) -> bool {
         self.has_head_in_cells
     }
-
-    pub fn forward(&self) -> impl Iterator<Item = ForwardStage> + use<> {
-        let has_head = !self.has_head_in_cells;
-        (0..self.num_columns).flat_map(move |column| {
-            std::iter::once(ForwardStage::Column(column)).chain(has_head.then_some(ForwardStage::Head(column)))
-        })
-    }
-
-    /// The backward phase: bands top-down, cells from right to left. The top band stands in its caches already, and so do those of kept graphs.
-    pub fn backward(&self) -> impl Iterator<Item = BackwardStage> + use<> {
-        let (num_columns, whole) = (self.num_columns, self.kept_bands(0).len());
-        (0..self.bands.len()).flat_map(move |band| {
-            let replay = (band > 0 && band >= whole).then_some(BackwardStage::Replay { band });
-            let cells = (0..num_columns).rev().map(move |column| BackwardStage::Cell { band, column });
-            replay.into_iter().chain(cells).chain([BackwardStage::BandDone { band }])
-        })
-    }
 }
 
 #[cfg(test)]
@@ -158,30 +130,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_goes_forward_by_columns_and_back_by_cells() {
+    fn a_band_below_the_top_is_replayed() {
         let schedule = Schedule { bands: vec![2..3, 0..2], num_columns: 2, has_head_in_cells: false, kept: 0 };
-        let forward = [ForwardStage::Column(0), ForwardStage::Head(0), ForwardStage::Column(1), ForwardStage::Head(1)];
-        assert_eq!(schedule.forward().collect::<Vec<_>>(), forward);
-        let backward = [
-            BackwardStage::Cell { band: 0, column: 1 },
-            BackwardStage::Cell { band: 0, column: 0 },
-            BackwardStage::BandDone { band: 0 },
-            BackwardStage::Replay { band: 1 },
-            BackwardStage::Cell { band: 1, column: 1 },
-            BackwardStage::Cell { band: 1, column: 0 },
-            BackwardStage::BandDone { band: 1 },
-        ];
-        assert_eq!(schedule.backward().collect::<Vec<_>>(), backward);
+        assert_eq!([0, 1].map(|band| schedule.is_replayed(band)), [false, true]);
         assert_eq!((schedule.layers(1), schedule.layers_with_undo(0)), (0..2, 2..3));
         assert_eq!((0..3).map(|layer| schedule.is_border(layer, 1)).collect::<Vec<_>>(), [false, false, true]);
-    }
-
-    #[test]
-    fn a_single_band_leaves_the_head_to_its_cells() {
-        let bands = std::iter::once(0..3).collect();
-        let schedule = Schedule { bands, num_columns: 2, has_head_in_cells: true, kept: 0 };
-        assert_eq!(schedule.forward().collect::<Vec<_>>(), [ForwardStage::Column(0), ForwardStage::Column(1)]);
-        assert!(!schedule.backward().any(|stage| matches!(stage, BackwardStage::Replay { .. })));
     }
 
     #[test]
@@ -205,7 +158,7 @@ mod tests {
         assert_eq!(ends(6), [(2, 0..0), (2, 0..0)]);
         let borders = |cells, c| (0..6).filter(|&layer| of(cells).is_border(layer, c)).collect::<Vec<_>>();
         assert_eq!([borders(1, 1), borders(1, 2), borders(6, 0), borders(9, 0)], [vec![2, 4], vec![2], vec![], vec![]]);
-        let replays = |cells| of(cells).backward().filter(|stage| matches!(stage, BackwardStage::Replay { .. })).count();
+        let replays = |cells| (0..3).filter(|&band| of(cells).is_replayed(band)).count();
         assert_eq!([0, 3, 6, 9].map(replays), [2, 2, 1, 0]);
         assert_eq!([0, 3, 6, 9].map(|cells| of(cells).replayed_layers()), [0..4, 0..4, 0..2, 0..0]);
         assert_eq!([5, 3, 0].map(|layer| of(2).columns_again(layer)), [1, 3, 3]);
@@ -218,6 +171,6 @@ mod tests {
         assert_eq!((0..6).map(|layer| schedule.columns_again(layer)).collect::<Vec<_>>(), [0, 0, 0, 1, 1, 1]);
         assert_eq!((0..6).filter(|&layer| schedule.is_border(layer, 0)).collect::<Vec<_>>(), [3, 4]);
         let nothing = Schedule { bands: Vec::new(), ..schedule };
-        assert_eq!((nothing.backward().count(), nothing.layers_with_undo(0), nothing.replayed_layers()), (0, 0..0, 0..0));
+        assert_eq!((nothing.layers_with_undo(0), nothing.replayed_layers()), (0..0, 0..0));
     }
 }

@@ -1,14 +1,15 @@
 //! A batch on its way through the model: the caches and logs of all layers, and how far it has come.
 
 use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 use tch::{Kind, Tensor};
 
 use super::attend::{Column, ColumnAttention};
 use super::attended_chunk::ChunkPart;
-use super::layer_state::SharedLayer;
-use super::{ChunkPlan, Settings};
-use crate::cache::{CacheShape, ChunkSpan, LayerCache, LayerLog, ReplayLog};
+use super::layer_state::{LayerState, SharedLayer};
+use super::{ChunkPlan, Engine, Settings};
+use crate::cache::{CacheShape, ChunkSpan, LayerCache, ReplayLog};
 use crate::model::{CapturedLayers, ColumnLayers, DropoutContext, Model};
 use crate::native::locked;
 use crate::ops::frequencies::Frequencies;
@@ -22,7 +23,7 @@ pub struct Session {
     /// The chunks that it is to see, or those that have come.
     pub(super) plan: ChunkPlan,
     pub(super) spec: SessionSpec,
-    /// Rotary frequencies of a session that is extended as tokens come.
+    /// Rotary frequencies for the lengths of its sequences, by rotation.
     pub(super) frequencies: Vec<Frequencies>,
     /// Tokens of the last chunk that are still to come.
     pub(super) missing: usize,
@@ -93,34 +94,32 @@ impl PassOrder {
     }
 }
 
-impl Settings {
-    /// Empty caches of these shapes. `initial` are the initial parts of the sequences, of which their policies may protect something, and
-    /// `frequencies` those of the model's rotations.
+impl Session {
+    /// A session with empty caches of these shapes; `frequencies` are those of the model's rotations.
     ///
     /// # Errors
     /// Where a policy needs statistics of queries, and the model has none.
-    pub(super) fn empty_caches(
-        &self,
+    pub(super) fn empty(
+        engine: &Engine,
         model: &Model,
+        plan: ChunkPlan,
         shapes: Vec<CacheShape>,
-        prefill: usize,
-        initial: &[(usize, usize)],
-        frequencies: &[Frequencies],
-    ) -> Result<Vec<LayerCache>, Fault> {
-        let cache = |(layer, shape): (usize, CacheShape)| {
-            let traits = self.policy(layer).traits();
-            let mut cache = LayerCache::new(LayerIdx(layer), shape, prefill);
-            cache.protected = initial.iter().map(|&initial| traits.protects(initial)).collect();
+        spec: SessionSpec,
+        frequencies: Vec<Frequencies>,
+    ) -> Result<Self, Fault> {
+        let layer = |(layer, shape): (usize, CacheShape)| {
+            let traits = engine.settings.policy(layer).traits();
+            let mut cache = LayerCache::new(LayerIdx(layer), shape, plan.prefill);
+            cache.protected = spec.initial.iter().map(|&initial| traits.protects(initial)).collect();
             if traits.needs_query_statistics {
-                cache.query_statistics = Some(model.query_statistics(LayerIdx(layer), frequencies)?);
+                cache.query_statistics = Some(model.query_statistics(LayerIdx(layer), &frequencies)?);
             }
-            Ok(cache)
+            Ok(Arc::new(Mutex::new(LayerState::new(cache, engine.stores.undo_log.clone()))))
         };
-        shapes.into_iter().enumerate().map(cache).collect()
+        let layers = shapes.into_iter().enumerate().map(layer).collect::<Result<_, Fault>>()?;
+        Ok(Self { layers, plan, spec, frequencies, missing: 0 })
     }
-}
 
-impl Session {
     /// Tokens of each sequence so far.
     pub fn num_tokens(&self) -> usize {
         self.plan.len() - self.missing
@@ -133,16 +132,6 @@ impl Session {
 
     pub(super) fn cache_lengths(&self) -> Vec<usize> {
         self.layers.iter().map(|layer| locked(layer).cache.shape().cache_length).collect()
-    }
-
-    pub(super) fn take_choices(&self) -> Vec<LayerLog> {
-        self.layers.iter().map(|layer| std::mem::take(&mut locked(layer).log)).collect()
-    }
-
-    pub(super) fn give_choices(&self, choices: Vec<LayerLog>) {
-        for (layer, log) in self.layers.iter().zip(choices) {
-            locked(layer).log = log;
-        }
     }
 
     /// The next token of all, where they come one by one.

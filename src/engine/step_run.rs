@@ -7,7 +7,7 @@ use tch::Tensor;
 
 use super::schedule::Schedule;
 use super::trace::ForwardTrace;
-use super::{Engine, Event, MemoryByPart, MemoryPart, MemoryPlace, MicroBatchContext, Observer};
+use super::{Engine, Event, MemoryByPart, MemoryPart, MemoryPlace, Observer};
 use crate::model::Model;
 use crate::native::{locked, take_gradient};
 use crate::ops::attention::accumulation_kind;
@@ -19,34 +19,26 @@ pub(super) struct StepRun<'a> {
     pub(super) engine: &'a Engine,
     pub(super) model: &'a Model,
     pub(super) schedule: Schedule,
-    /// What the batch contributes to a step; `None` of a forward phase that no backward phase follows.
-    pub(super) context: Option<MicroBatchContext>,
     pub(super) observer: &'a mut dyn Observer,
     pub(super) trace: ForwardTrace,
     pub(super) sums: GradientSums,
 }
 
 impl<'a> StepRun<'a> {
-    pub(super) fn new(
-        engine: &'a Engine,
-        model: &'a Model,
-        trace: ForwardTrace,
-        context: Option<MicroBatchContext>,
-        observer: &'a mut dyn Observer,
-    ) -> Self {
+    pub(super) fn new(engine: &'a Engine, model: &'a Model, trace: ForwardTrace, observer: &'a mut dyn Observer) -> Self {
         let plan = &trace.session.plan;
         // What learns of entries learns from the gradients of all layers.
         let is_calibrating = trace.session.layers.iter().any(|layer| locked(layer).importance.is_some());
         let first = if is_calibrating { 0 } else { model.first_trained_layer() };
-        let schedule = match context {
+        let schedule = match trace.context {
             Some(_) => Schedule::new(&engine.settings, plan, first).for_model(model),
             None => Schedule::of_losses(plan),
         };
-        Self { engine, model, schedule, context, observer, trace, sums: GradientSums::default() }
+        Self { engine, model, schedule, observer, trace, sums: GradientSums::default() }
     }
 
     pub(super) fn router_weight(&self) -> f64 {
-        self.context.map_or(0.0, |context| context.router_weight)
+        self.trace.context.map_or(0.0, |context| context.router_weight)
     }
 
     /// Whether anything follows a column's attention in the layer before `end`: layers, targets of the head, or experts, whose choices are recorded.
@@ -58,7 +50,7 @@ impl<'a> StepRun<'a> {
 
     /// Adds the losses of a column to the head's; returns the gradient of its last hidden states, where one is wanted.
     pub(super) fn head(&mut self, column: usize, hidden_bne: &Tensor) -> Result<Option<Tensor>, Fault> {
-        let (start, weight) = (self.trace.start(column), self.context.map(|context| context.weight));
+        let (start, weight) = (self.trace.start(column), self.trace.context.map(|context| context.weight));
         self.trace.head.column(self.engine, self.model, start, hidden_bne, weight)
     }
 
@@ -89,7 +81,6 @@ fn memory_of(engine: &Engine, model: &Model, trace: &ForwardTrace, sums: &Gradie
     memory.add_gradients(trace.head.gradients.iter().chain(sums.here.values()));
     let away = sums.away.values().map(Waiting::bytes).sum();
     memory.add(MemoryPart::Gradients, MemoryPlace::Host, away);
-    memory.add(MemoryPart::UndoLog, MemoryPlace::Host, trace.log.bytes());
     trace.session.layers.iter().for_each(|state| locked(state).measure(&mut memory));
     memory
 }

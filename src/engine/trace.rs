@@ -4,22 +4,23 @@ use std::collections::HashMap;
 
 use tch::{Device, Tensor};
 
+use super::MicroBatchContext;
 use super::cell_graph::CellGraph;
 use super::head_run::HeadRun;
 use super::router_balance::RouterSums;
 use super::session::Session;
-use super::{ChunkPlan, MicroBatchContext};
 use crate::cache::ReplayLog;
-use crate::data::Batch;
-use crate::model::{DropoutContext, Model};
 use crate::native::cuda::upload;
-use crate::ops::frequencies::Frequencies;
 use crate::store::Waiting;
 
 pub struct ForwardTrace {
-    pub log: ReplayLog,
+    /// What the batch contributes to a step; `None` of a forward phase that no backward phase follows.
+    pub(super) context: Option<MicroBatchContext>,
     pub(super) session: Session,
-    pub(super) tokens: BatchIds,
+    /// The ids of the batch, padded on the right: `(B, T)`, on the host.
+    pub(super) ids_bt: Tensor,
+    /// The sample of each sequence.
+    pub(super) samples: Vec<u64>,
     /// Layer checkpoints: hidden states at the lower border of each layer band, by the layer above it and column.
     pub(super) checkpoints: HashMap<(usize, usize), Waiting<Tensor>>,
     /// Graphs that were kept, by band from the top and column.
@@ -31,49 +32,23 @@ pub struct ForwardTrace {
 }
 
 impl ForwardTrace {
-    /// The ids of a column `(B, n)`.
-    pub(super) fn ids(&self, c: usize) -> Tensor {
-        self.tokens.ids(&self.session.plan, c)
+    pub fn log(&self) -> ReplayLog {
+        self.session.log()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn shift_first_victim(&self, layer: usize, chunk: usize) {
+        crate::native::locked(&self.session.layers[layer]).log.shift_first_victim(chunk);
+    }
+
+    /// The ids of a column, of the sequences that are under way in it `(B, n)`.
+    pub(super) fn ids(&self, c: usize, device: Device) -> Tensor {
+        let plan = &self.session.plan;
+        let (sequences, (start, len)) = (plan.sequences(&plan.columns[c]), plan.tokens(&plan.columns[c]));
+        upload(&self.ids_bt.narrow(0, 0, sequences as i64).narrow(1, start as i64, len as i64), device)
     }
 
     pub(super) fn start(&self, c: usize) -> usize {
         self.session.plan.tokens(&self.session.plan.columns[c]).0
-    }
-}
-
-/// The ids of a batch, padded on the right.
-pub(super) struct BatchIds {
-    ids_bt: Tensor,
-    samples: Vec<u64>,
-    /// Rotary frequencies for the lengths of sequences without their pads.
-    pub(super) frequencies: Vec<Frequencies>,
-    device: Device,
-}
-
-impl BatchIds {
-    /// The ids of `batch`, each sequence padded to `total` tokens.
-    pub(super) fn new(batch: &Batch, total: usize, model: &Model) -> Self {
-        let ids_bt = Tensor::from_slice(&batch.padded_inputs(total)).view([batch.sequences.len() as i64, total as i64]);
-        let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
-        #[cfg(test)]
-        let lengths = if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::LengthOfTheBatch) {
-            vec![total; lengths.len()]
-        } else {
-            lengths
-        };
-        let samples = batch.sequences.iter().map(|r| r.sample).collect();
-        Self { ids_bt, samples, frequencies: model.frequencies(&lengths), device: model.device() }
-    }
-
-    /// The ids of a column, of the sequences that are under way in it `(B, n)`.
-    pub(super) fn ids(&self, plan: &ChunkPlan, c: usize) -> Tensor {
-        let (column, sequences) = (&plan.columns[c], plan.sequences(&plan.columns[c]));
-        let (start, len) = plan.tokens(column);
-        upload(&self.ids_bt.narrow(0, 0, sequences as i64).narrow(1, start as i64, len as i64), self.device)
-    }
-
-    /// What makes randomness independent of the chunking.
-    pub(super) fn dropout_context(&self, context: Option<MicroBatchContext>) -> DropoutContext<'_> {
-        DropoutContext { dropout: context.and_then(|c| c.dropout), samples: &self.samples }
     }
 }

@@ -14,7 +14,7 @@ use super::peft::{ADAPTER_CONFIG, PeftConfig, PeftFiles, read_peft, refused_sett
 use super::targets::{LoraTarget, check_known, expression, targets, targets_embedding, written};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::{InitLora, ModuleSet};
-use crate::store::{load_tensor, raw_tensors};
+use crate::store::load_tensor;
 use crate::units::{Fault, FaultKind, abridged, quoted};
 
 impl Adapter {
@@ -80,9 +80,9 @@ impl Adapter {
             let (modules, saved) = settings.modules_to_save.into_iter().partition(means_extra);
             let modules: Vec<String> = modules;
             settings.modules_to_save = saved;
-            write_extra(dir, &modules, &raw_tensors(dir, &extra)?)?;
+            write_extra(dir, &modules, &extra)?;
         }
-        write_peft(dir, &settings, &raw_tensors(dir, &tensors)?)
+        write_peft(dir, &settings, &tensors)
     }
 }
 

@@ -213,7 +213,7 @@ impl<'a> StepMemory<'a> {
 
     /// A band runs forward once more, if it has to.
     fn replay(&self, band: usize, c: usize) -> Option<Moment> {
-        if self.schedule.layers(band).end > self.schedule.replayed_layers().end {
+        if !self.schedule.is_replayed(band) {
             return None;
         }
         let (layers, column) = (self.schedule.layers(band), &self.columns[c]);

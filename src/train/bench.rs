@@ -183,8 +183,7 @@ impl Observer for Notes {
 
 fn model(recipe: &Recipe, device: Device, draws_weights: bool) -> Result<Model, Fault> {
     tch::manual_seed(recipe.train.seed as i64);
-    let model = if draws_weights { build::drawn_model(recipe, device) } else { build::model(recipe, device) };
-    model.map_err(|error| match error.kind() {
+    build::model(recipe, device, draws_weights).map_err(|error| match error.kind() {
         FaultKind::NoWeights => {
             let message = format!("no weights in `{}`", recipe.model.path.display());
             Fault::data(message, "give `--random-weights` to draw them, or name a model in safetensors")

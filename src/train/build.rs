@@ -222,24 +222,16 @@ fn placement(recipe: &Recipe, device: Device) -> ModelPlacement {
     ModelPlacement { device, keeps_layers_on_host: recipe.train.offload == Offload::Weights }
 }
 
-/// The recipe's model with its adapter, or all weights of which are trained.
-pub fn model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
-    let Some(lora) = &recipe.lora else {
-        return headed(recipe, None, Model::load_to_train(&recipe.model, recipe.model.dtype, placement(recipe, device))?);
-    };
-    let mut model = base_model(recipe, recipe.model.adapter.as_deref(), device)?;
-    model.set_adapter(adapter(recipe, lora, model.config(), model.kind(), device)?);
-    Ok(model)
-}
-
-/// A [`model`] from the `config.json` in the recipe's model directory alone: the weights are drawn on the device.
-pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
-    let (source, dtype, at) = (ModelSource::from(&recipe.model).drawn(), recipe.model.dtype, placement(recipe, device));
-    let Some(lora) = &recipe.lora else {
-        return headed(recipe, None, Model::load_to_train(source, dtype, at)?);
-    };
-    let mut model = headed(recipe, None, Model::load(source, dtype, at)?)?;
-    model.set_adapter(adapter(recipe, &lora.clone().for_drawn_weights(), model.config(), model.kind(), device)?);
+/// The recipe's model with its adapter, or all weights of which are trained. With `draws_weights` only the `config.json` in its directory is
+/// read, and the weights are drawn on the device.
+pub fn model(recipe: &Recipe, device: Device, draws_weights: bool) -> Result<Model, Fault> {
+    let (source, dtype, at) = (ModelSource::from(&recipe.model), recipe.model.dtype, placement(recipe, device));
+    let source = if draws_weights { source.drawn() } else { source };
+    let Some(lora) = &recipe.lora else { return headed(recipe, None, Model::load_to_train(source, dtype, at)?) };
+    let adapter_dir = recipe.model.adapter.as_deref().filter(|_| !draws_weights);
+    let mut model = headed(recipe, adapter_dir, Model::load(source, dtype, at)?)?;
+    let lora = if draws_weights { lora.clone().for_drawn_weights() } else { lora.clone() };
+    model.set_adapter(adapter(recipe, &lora, model.config(), model.kind(), device)?);
     Ok(model)
 }
 

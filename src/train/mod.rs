@@ -1,6 +1,7 @@
 //! The loop: steps, validation, saving, resuming.
 
 mod answers;
+mod assignment;
 mod bench;
 mod build;
 mod calibrate;
@@ -9,9 +10,12 @@ mod evicted;
 mod interrupt;
 mod meter;
 mod oom_fallback;
-mod ranks;
+mod optimizer_state;
+mod rank_facts;
+mod rank_reports;
 mod resume;
 mod run;
+mod run_ranks;
 mod saved_split;
 mod saving;
 mod schedule;
@@ -24,19 +28,22 @@ mod tiling;
 mod trainer;
 
 pub use answers::check_answers;
+pub use assignment::MicroBatchAssignment;
 pub use bench::{Bench, BenchOptions};
 pub use build::{
-    as_headed, base_model, check_data, check_head, check_trained, chosen_template, draw_new_b, drawn_model, engine, gates_of,
-    limits, load_adapter, load_gates, model, open_data, set_numerics,
+    as_headed, base_model, check_data, check_head, check_trained, chosen_template, draw_new_b, engine, gates_of, limits,
+    load_adapter, load_gates, model, open_data, set_numerics,
 };
 pub use calibrate::{Calibrated, GRACE_PERIOD, SLOTS_STEP, calibrate, fewest_slots, for_calibration};
 pub use evicted::ExpectedEvictions;
 pub use interrupt::Interrupt;
 pub use meter::StepMeter;
 pub use oom_fallback::ends_rounding;
-pub use ranks::{MicroBatchAssignment, RunRanks, ShardedOptimizerState, check_even, check_same_evaluation, resolved_alike};
+pub use optimizer_state::ShardedOptimizerState;
+pub use rank_facts::{check_same_evaluation, resolved_alike};
 pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe_path, resume, resume_or_run};
 pub use run::{RunOutcome, run};
+pub use run_ranks::{RunRanks, check_even};
 pub use schedule::RunSchedule;
 pub use step::TrainStep;
 pub use teacher::Teacher;

@@ -113,8 +113,8 @@ impl Engine {
         let trace = self.forward(model, batch, context, observer);
         self.follow(None);
         let trace = trace?;
-        *log = Some(trace.log.clone());
-        self.backward(model, trace, context, observer)
+        *log = Some(trace.log());
+        self.backward(model, trace, observer)
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tch::Device;
 
-use super::ranks::{check_same, of_trained};
+use super::rank_facts::{check_same, of_trained};
 use super::step::first_not_finite;
 use super::{Trainer, build, not_saved, other_model};
 use crate::checkpoint::{self, CARD, FINAL, OptimizerTensors, SaveKind, Snapshot, TrainState};

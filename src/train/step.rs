@@ -3,14 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use tch::Tensor;
+use tch::{Tensor, no_grad};
 
 use super::meter::StepMeter;
-use super::ranks::{MicroBatchReport, RankReport, loss_sum, metrics_of, sum_over, suspects};
+use super::rank_reports::{MicroBatchReport, RankReport, loss_sum, metrics_of, suspects};
 use super::{MicroBatchAssignment, RunRanks};
+use crate::dist::ProcessGroup;
 use crate::engine::{Engine, MemoryPart, MemoryPlace, MicroBatchContext};
 use crate::measure::MicroBatchPosition;
 use crate::model::Model;
+use crate::ops::attention::zero_sum_of;
 use crate::optim::{Optimizer, clip_grad_norm, in_one_place};
 use crate::recipe::{OnNonFinite, Recipe, TrainRecipe};
 use crate::report::memory::peak_resident;
@@ -128,6 +130,31 @@ impl TrainStep<'_> {
             chunk_sizes: Some(key),
         }
     }
+}
+
+/// The sum of `own` over all ranks, by parameter: parts of flat buffers, one for each kind of number, so that ranks meet once a step. A rank
+/// that has run nothing adds nothing.
+fn sum_over(world: &ProcessGroup, model: &Model, own: BTreeMap<String, Tensor>) -> Result<BTreeMap<String, Tensor>, Fault> {
+    let nothing = || model.parameters().into_iter().map(|(name, parameter)| (name, zero_sum_of(&parameter))).collect();
+    let own = if own.is_empty() { nothing() } else { own };
+    let alike = |gradient: &Tensor| (gradient.kind(), gradient.device());
+    let mut groups: Vec<Vec<(String, Tensor)>> = Vec::new();
+    for (name, gradient) in own {
+        match groups.iter_mut().find(|group| alike(&group[0].1) == alike(&gradient)) {
+            Some(group) => group.push((name, gradient)),
+            None => groups.push(vec![(name, gradient)]),
+        }
+    }
+    let mut sums = BTreeMap::new();
+    for group in groups {
+        let (names, gradients): (Vec<String>, Vec<Tensor>) = group.into_iter().unzip();
+        let sizes: Vec<Vec<i64>> = gradients.iter().map(Tensor::size).collect();
+        let flat = no_grad(|| Tensor::cat(&gradients.into_iter().map(|own| own.flatten(0, -1)).collect::<Vec<_>>(), 0));
+        world.sum(&flat)?;
+        let parts = flat.split_with_sizes(sizes.iter().map(|size| size.iter().product()).collect::<Vec<i64>>(), 0);
+        sums.extend(names.into_iter().zip(parts.iter().zip(&sizes).map(|(part, size)| part.view(&size[..]))));
+    }
+    Ok(sums)
 }
 
 /// The name of the first of some tensors that holds a number which is not finite. One wait for the device, where all are finite.

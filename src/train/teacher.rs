@@ -163,7 +163,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let recipe = recipe(dir.path());
         assert_eq!(recipe.model.dtype, Dtype::F32);
-        let mut model = build::model(&recipe, Device::Cpu).unwrap();
+        let mut model = build::model(&recipe, Device::Cpu, false).unwrap();
         no_grad(|| model.parameters().into_iter().for_each(|(_, leaf)| drop(leaf.shallow_clone().g_add_scalar_(0.1))));
         // Longer than a chunk of the teacher's.
         let length = full_cache_chunk_size(8) + 60;

@@ -8,8 +8,10 @@ use std::time::Instant;
 use tch::Device;
 
 use super::answers::{Validation, ValidationAnswers};
+use super::assignment::MicroBatchAssigner;
 use super::meter::StepMeter;
-use super::ranks::{MicroBatchAssigner, check_even, check_same, of_data, of_model, of_recipe, resolved_run};
+use super::rank_facts::{check_same, of_data, of_model, of_recipe, resolved_run};
+use super::run_ranks::check_even;
 use super::step::{TrainStep, first_not_finite, leave_out, not_finite};
 use super::teacher::Teacher;
 use super::{ExpectedEvictions, Interrupt, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, build, tiling};
@@ -84,7 +86,7 @@ impl Trainer {
         if profiles_memory && memory.is_none() {
             console::warning("no memory by part: the system does not tell what the process takes");
         }
-        let model = build::model(recipe, device)?;
+        let model = build::model(recipe, device, false)?;
         let model_hash = fingerprint(&recipe.model.path)?;
         check_same(start.world, "loading the model", of_model(&model_hash, &model)?)?;
         let tokenizer = machine.including(|| Tokenizer::load_if_present(&recipe.model.path))?;

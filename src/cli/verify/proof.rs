@@ -114,7 +114,7 @@ pub(super) fn batch(data: &Dataset, samples: Option<usize>, is_dumped: bool, def
 pub(super) fn proof_model(recipe: &Recipe, dtype: Dtype, device: Device) -> Result<Model, Fault> {
     let mut recipe = recipe.clone();
     recipe.model.dtype = dtype;
-    let model = train::model(&recipe, device)?;
+    let model = train::model(&recipe, device, false)?;
     train::draw_new_b(&recipe, &model);
     Ok(model)
 }

@@ -5,21 +5,21 @@ use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::Interrupt;
+use super::Interrupt;
 use crate::dist::ProcessGroup;
 use crate::recipe::Recipe;
 use crate::units::Fault;
 
 /// The ranks that make a run's steps together, and its signals. One rank hears them when it looks; several agree on them once a step.
 pub struct RunRanks {
-    pub(in crate::train) world: Rc<ProcessGroup>,
+    pub(super) world: Rc<ProcessGroup>,
     interrupt: Interrupt,
     /// What all have agreed on, where there are several.
     agreed: Cell<SignalRequests>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::train) struct SignalRequests {
+pub(super) struct SignalRequests {
     signal: Option<i32>,
     save: bool,
 }
@@ -34,38 +34,38 @@ impl RunRanks {
         Self::new(world, Interrupt::default())
     }
 
-    pub(in crate::train) fn are_several(&self) -> bool {
+    pub(super) fn are_several(&self) -> bool {
         self.world.size() > 1
     }
 
     /// What was asked of this rank alone, to be told to all.
-    pub(in crate::train) fn heard(&self) -> SignalRequests {
+    pub(super) fn heard(&self) -> SignalRequests {
         SignalRequests { signal: self.interrupt.signal(), save: self.are_several() && self.interrupt.takes_save() }
     }
 
     /// Takes over what was asked of any.
-    pub(in crate::train) fn agree(&self, heard: impl Iterator<Item = SignalRequests>) {
+    pub(super) fn agree(&self, heard: impl Iterator<Item = SignalRequests>) {
         let all = heard
             .fold(self.agreed.get(), |all, one| SignalRequests { signal: all.signal.or(one.signal), save: all.save || one.save });
         self.agreed.set(all);
     }
 
     /// Agrees on what was asked outside of a step; all ranks call it.
-    pub(in crate::train) fn listen(&self) -> Result<(), Fault> {
+    pub(super) fn listen(&self) -> Result<(), Fault> {
         let heard = self.world.agree("looking for signals", Ok(self.heard()))?;
         self.agree(heard.into_iter());
         Ok(())
     }
 
-    pub(in crate::train) fn signal(&self) -> Option<i32> {
+    pub(super) fn signal(&self) -> Option<i32> {
         if self.are_several() { self.agreed.get().signal } else { self.interrupt.signal() }
     }
 
-    pub(in crate::train) fn wants_save(&self) -> bool {
+    pub(super) fn wants_save(&self) -> bool {
         if self.are_several() { self.agreed.get().save || self.signal().is_some() } else { self.interrupt.wants_save() }
     }
 
-    pub(in crate::train) fn takes_save(&self) -> bool {
+    pub(super) fn takes_save(&self) -> bool {
         if !self.are_several() {
             return self.interrupt.takes_save();
         }
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn what_is_asked_of_one_is_asked_of_all() {
-        let seen = super::super::super::tests::as_ranks(3, |world| {
+        let seen = super::super::tests::as_ranks(3, |world| {
             let rank = world.rank();
             let ranks = RunRanks::of(world);
             let asked = [

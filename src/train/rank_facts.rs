@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tch::Tensor;
 
-use super::super::{RESOLVED_RECIPE, ResolvedRun};
+use super::{RESOLVED_RECIPE, ResolvedRun};
 use crate::data::{Dataset, Splits};
 use crate::dist::ProcessGroup;
 use crate::files;
@@ -18,14 +18,14 @@ use crate::units::{Fault, abridged};
 /// What is looked at, and what it is on a rank, in words.
 type Facts = BTreeMap<String, String>;
 
-pub(in crate::train) fn of_recipe(recipe: &Recipe) -> Facts {
+pub(super) fn of_recipe(recipe: &Recipe) -> Facts {
     let mut facts = recipe.flat();
     facts.insert("version of kvtune".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
     facts
 }
 
 /// The model's files, and what of an adapter is trained.
-pub(in crate::train) fn of_model(hash: &str, model: &Model) -> Result<Facts, Fault> {
+pub(super) fn of_model(hash: &str, model: &Model) -> Result<Facts, Fault> {
     let files = Facts::from([("files of the model".to_owned(), hash.to_owned())]);
     // All weights are those in the files.
     let trained = model.adapter().map(|_| of_trained(model)).transpose()?;
@@ -34,7 +34,7 @@ pub(in crate::train) fn of_model(hash: &str, model: &Model) -> Result<Facts, Fau
 }
 
 /// The numbers that are trained, to the bit.
-pub(in crate::train) fn of_trained(model: &Model) -> Result<Facts, Fault> {
+pub(super) fn of_trained(model: &Model) -> Result<Facts, Fault> {
     of_tensors("what is trained", model.parameters().into_iter())
 }
 
@@ -45,7 +45,7 @@ fn of_tensors(what: &str, tensors: impl Iterator<Item = (String, Tensor)>) -> Re
 }
 
 /// The samples, and what of the model's folder has made tokens of them.
-pub(in crate::train) fn of_data(data: &Splits) -> Facts {
+pub(super) fn of_data(data: &Splits) -> Facts {
     let mut facts: Facts = data.origins.clone();
     let splits = [("training data", Some(&data.train)), ("validation data", data.validation.as_ref())];
     for (name, split) in splits.into_iter().filter_map(|(name, split)| Some((name, split?))) {
@@ -109,7 +109,7 @@ fn resolved_first<T>(
 }
 
 /// The recipe as the first rank resolves it: all run the same tiling, with texts of the same date, and tokenise data once.
-pub(in crate::train) fn resolved_run(
+pub(super) fn resolved_run(
     world: &ProcessGroup,
     recipe: &Recipe,
     dir: &Path,
@@ -126,7 +126,7 @@ pub(in crate::train) fn resolved_run(
 }
 
 /// Fails on all ranks where one has something else than the first.
-pub(in crate::train) fn check_same(world: &ProcessGroup, at: &'static str, own: Facts) -> Result<(), Fault> {
+pub(super) fn check_same(world: &ProcessGroup, at: &'static str, own: Facts) -> Result<(), Fault> {
     let all = world.agree(at, Ok(own))?;
     for (rank, other) in all.iter().enumerate().skip(1) {
         let names: BTreeSet<&String> = all[0].keys().chain(other.keys()).collect();

@@ -1,12 +1,11 @@
 //! The optimiser's state of ranks that train all weights: each keeps that of some parameters, updates these and gives them to the others
 //! (`ZeRO` 1: Rajbhandari et al. 2020, arXiv 1910.02054). On disk it is that of one rank.
 
-use super::super::not_saved;
 use std::collections::BTreeMap;
 
 use tch::{Device, Tensor};
 
-use super::RunRanks;
+use super::{RunRanks, not_saved};
 use crate::checkpoint::OptimizerTensors;
 use crate::data::share;
 use crate::dist::ProcessGroup;
@@ -37,7 +36,7 @@ impl ShardedOptimizerState {
     }
 
     /// Whether the state is divided over the ranks.
-    pub(in crate::train) fn are_several(&self) -> bool {
+    pub(super) fn are_several(&self) -> bool {
         !self.owners.is_empty()
     }
 
@@ -62,7 +61,7 @@ impl ShardedOptimizerState {
     }
 
     /// Lets the first rank `write` the state of all, of which `own` is this rank's, and the others bring theirs tensor by tensor meanwhile.
-    pub(in crate::train) fn write<T>(
+    pub(super) fn write<T>(
         &self,
         ranks: &RunRanks,
         own: Vec<(String, Tensor)>,
@@ -136,9 +135,9 @@ mod tests {
 
     use tch::Kind;
 
-    use super::super::super::tests::as_ranks;
-    use super::super::super::{Interrupt, Start, Trainer, build};
-    use super::super::{check_same, of_trained};
+    use super::super::rank_facts::{check_same, of_trained};
+    use super::super::tests::as_ranks;
+    use super::super::{Interrupt, Start, Trainer, build};
     use super::*;
     use crate::engine::NoObserver;
     use crate::files::TensorFile;
@@ -162,7 +161,7 @@ mod tests {
     /// Two updates by gradients that are the same on every rank, from what an earlier call has left in `dir` on. Leaves there what came of
     /// it, and returns the bytes of state that this rank keeps.
     fn update(world: &Rc<ProcessGroup>, recipe: &Recipe, dir: &Path) -> u64 {
-        let model = build::model(recipe, Device::Cpu).unwrap();
+        let model = build::model(recipe, Device::Cpu, false).unwrap();
         let ranks = RunRanks::of(world.clone());
         let parts = ShardedOptimizerState::new(&model, world);
         let sizes: Vec<usize> = model.parameters().iter().map(|(_, parameter)| parameter.numel()).collect();

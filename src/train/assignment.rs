@@ -25,14 +25,14 @@ pub struct MicroBatchAssignment {
 
 /// Assigns the micro-batches of steps to ranks by what they take, the same on every rank.
 #[derive(Debug)]
-pub(in crate::train) struct MicroBatchAssigner {
+pub(super) struct MicroBatchAssigner {
     /// How the run is tiled at its beginning: smaller cells after a lack of memory change no assignment.
     settings: Settings,
     trained: TrainedPart,
 }
 
 impl MicroBatchAssigner {
-    pub(in crate::train) fn new(recipe: &Recipe, config: &ModelConfig) -> Result<Self, Fault> {
+    pub(super) fn new(recipe: &Recipe, config: &ModelConfig) -> Result<Self, Fault> {
         Ok(Self {
             settings: Settings::new(config, &recipe.kv_cache, &recipe.grad)?,
             trained: TrainedPart::of(config, recipe.lora.as_ref())?,
@@ -40,7 +40,7 @@ impl MicroBatchAssigner {
     }
 
     /// What this rank runs of a step's micro-batches. It reads no others: their ranks tell how many targets these have.
-    pub(in crate::train) fn assign(
+    pub(super) fn assign(
         &self,
         step: &[Vec<usize>],
         data: &Dataset,

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::evicted::evicted_by_layer;
-use super::super::oom_fallback::OomFallback;
 use super::MicroBatchAssignment;
+use super::evicted::evicted_by_layer;
+use super::oom_fallback::OomFallback;
 use super::run_ranks::SignalRequests;
 use crate::data::Batch;
 use crate::engine::MicroBatchGradients;
@@ -15,17 +15,17 @@ use crate::report::metrics::{Evicted, StepMetrics};
 use crate::units::Fault;
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::train) struct RankReport {
-    pub(in crate::train) micro_batches: Vec<MicroBatchReport>,
-    pub(in crate::train) seconds: f64,
+pub(super) struct RankReport {
+    pub(super) micro_batches: Vec<MicroBatchReport>,
+    pub(super) seconds: f64,
     /// The peak of its process so far, bytes.
-    pub(in crate::train) peak_memory: u64,
-    pub(in crate::train) fallback: OomFallback,
-    pub(in crate::train) asked: SignalRequests,
+    pub(super) peak_memory: u64,
+    pub(super) fallback: OomFallback,
+    pub(super) asked: SignalRequests,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::train) struct MicroBatchReport {
+pub(super) struct MicroBatchReport {
     /// The micro-batch's index among those of the step.
     index: usize,
     tokens: usize,
@@ -41,7 +41,7 @@ pub(in crate::train) struct MicroBatchReport {
 }
 
 impl MicroBatchReport {
-    pub(in crate::train) fn new(index: usize, batch: &Batch, made: &MicroBatchGradients, mean: LossMean) -> Result<Self, Fault> {
+    pub(super) fn new(index: usize, batch: &Batch, made: &MicroBatchGradients, mean: LossMean) -> Result<Self, Fault> {
         let over = |loss: &SequenceLoss| if mean == LossMean::Sequences { loss.targets.max(1) as f64 } else { 1.0 };
         let losses = batch.sequences.iter().zip(&made.losses);
         let suspects = losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(sequence, _)| sequence.sample);
@@ -67,23 +67,19 @@ fn micro_batches(ranks: &[RankReport]) -> Vec<&MicroBatchReport> {
 }
 
 /// The losses of a step together, as its micro-batches give them.
-pub(in crate::train) fn loss_sum(ranks: &[RankReport]) -> f64 {
+pub(super) fn loss_sum(ranks: &[RankReport]) -> f64 {
     micro_batches(ranks).into_iter().map(|micro_batch| f64::from_bits(micro_batch.loss)).sum()
 }
 
 /// The samples whose loss is not finite, else all.
-pub(in crate::train) fn suspects(ranks: &[RankReport]) -> Vec<u64> {
+pub(super) fn suspects(ranks: &[RankReport]) -> Vec<u64> {
     let all = micro_batches(ranks);
     let suspects: Vec<u64> = all.iter().flat_map(|micro_batch| micro_batch.suspects.clone()).collect();
     if suspects.is_empty() { all.iter().flat_map(|micro_batch| micro_batch.samples.clone()).collect() } else { suspects }
 }
 
 /// The figures of a step, but for those of its update and its time. Layers that have `slots` are the policy's.
-pub(in crate::train) fn metrics_of(
-    ranks: &[RankReport],
-    assigned: &MicroBatchAssignment,
-    slots: &[Option<usize>],
-) -> StepMetrics {
+pub(super) fn metrics_of(ranks: &[RankReport], assigned: &MicroBatchAssignment, slots: &[Option<usize>]) -> StepMetrics {
     let (all, targets) = (micro_batches(ranks), assigned.targets);
     let loss = loss_sum(ranks) / assigned.losses as f64;
     let router_losses = all.iter().filter_map(|micro_batch| micro_batch.router_loss);
