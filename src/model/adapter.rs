@@ -9,12 +9,12 @@ use super::check::{check_dropout, check_io_layers, check_saved, check_settings};
 use super::config::ModelConfig;
 use super::io_layers::{EmbeddingAdapter, IoTensor, is_nameless};
 use super::linear::{A, B, B_BIAS, BASE_BIAS, LoraDelta, MAGNITUDE};
-use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE, peft_tensor};
+use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE};
 use super::peft::{ModulePatterns, PeftConfig};
 use super::random;
 use super::targets::{
-    LoraTarget, all_names, check_known, check_names, is_of_experts, is_router, listed, meant, meant_parameters, peft_module,
-    peft_settings, targets, targets_embedding,
+    LoraTarget, all_names, check_known, check_names, is_of_experts, is_router, listed, lora_tensor, meant, meant_parameters,
+    peft_module, peft_settings, targets,
 };
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::{InitLora, LoraRecipe, ModuleSet, TrainedBias};
@@ -56,13 +56,14 @@ impl Adapter {
         check_io_layers(config, &settings)?;
         let (is_gaussian, is_inner) = (settings.init == InitLora::Gaussian, settings.is_inner);
         let draw = |target: &LoraTarget, part: &'static str, shape: &[i64]| match (part, shape) {
+            // As in PEFT: of an addition to the embedding B is drawn, and A is zero.
+            (B, _) if target.is_embedding() => Ok(random::normal(seed, &target.tensor(B), shape, 1.0)),
+            _ if target.is_embedding() => Ok(Tensor::zeros(shape, (Kind::Float, Device::Cpu))),
             (A, _) if is_gaussian => Ok(random::normal(seed, &target.tensor(A), shape, 1.0 / target.r as f64)),
             (A, [_, inner]) => Ok(random::uniform(seed, &target.tensor(A), shape, 1.0 / (*inner as f64).sqrt())),
             _ => Ok(Tensor::zeros(shape, (Kind::Float, Device::Cpu))),
         };
-        // As in PEFT: of an addition to the embedding B is drawn, and A is zero.
         let draw_io = |part: IoTensor, shape: &[i64]| match part {
-            IoTensor::LowRankB => Ok(random::normal(seed, &part.name(is_inner), shape, 1.0)),
             IoTensor::Score => Ok(random::normal(seed, &part.name(is_inner), shape, config.initializer_range)),
             _ => Ok(Tensor::zeros(shape, (Kind::Float, Device::Cpu))),
         };
@@ -142,8 +143,7 @@ impl Adapter {
         let linears = |settings: &PeftConfig| {
             let modules = meant(config, settings)?.into_iter();
             let parameters = meant_parameters(config, settings).into_iter().map(|(linear, _)| linear);
-            let embedding = targets_embedding(settings).then(|| EMBEDDING_MODULE.to_owned());
-            Ok::<Vec<_>, Fault>(modules.chain(parameters).map(|linear| linear.name).chain(embedding).collect())
+            Ok::<Vec<_>, Fault>(modules.chain(parameters).map(|linear| linear.name).collect())
         };
         let [alpha, of_adapter] = [theirs.lora_alpha, ours.lora_alpha];
         let numbers_and_targets = [
@@ -221,7 +221,7 @@ fn keys_of_kind(config: &ModelConfig, settings: &PeftConfig) -> Vec<(&'static st
 /// What is trained beside a linear, by its names in PEFT's files.
 pub(super) fn parameters(settings: &PeftConfig, linear: &str, delta: &LoraDelta) -> Vec<(String, Tensor)> {
     let module = peft_module(settings, linear);
-    delta.parameters().into_iter().map(|(part, tensor)| (peft_tensor(&module, part), tensor.shallow_clone())).collect()
+    delta.parameters().into_iter().map(|(part, tensor)| (lora_tensor(&module, part), tensor.shallow_clone())).collect()
 }
 
 /// What an adapter has beside A and B of linears that stand alone.
@@ -254,7 +254,7 @@ impl Adapter {
             (AdapterFeature::BaseBiases, settings.bias != TrainedBias::None),
             (AdapterFeature::Experts, of_linears(is_of_experts)),
             (AdapterFeature::Routers, of_linears(is_router)),
-            (AdapterFeature::Embedding, targets_embedding(settings)),
+            (AdapterFeature::Embedding, of_linears(|linear| linear == EMBEDDING_MODULE)),
             (AdapterFeature::Output, of_linears(|linear| linear == OUTPUT_MODULE)),
             (AdapterFeature::SavedModules, !settings.modules_to_save.is_empty()),
             (AdapterFeature::Classes, settings.is_classifier),
@@ -429,7 +429,12 @@ mod tests {
             (vec![q(0), v.clone()], &[1], vec![q(0), whole(1, "self_attn.v_proj")], vec![q(0), v.clone()]),
             (vec![q(0), q(1)], &[1], vec![q(0), q(1)], vec![q(0), q(1)]),
             (vec!["0.mlp.up_proj".into(), v.clone()], &[1], vec![whole(1, "self_attn.v_proj")], vec![v.clone()]),
-            (vec!["model.embed_tokens".into(), q(1)], &[0], vec![q(1)], vec![q(1), "model.embed_tokens".into()]),
+            (
+                vec!["model.embed_tokens".into(), q(1)],
+                &[0],
+                vec![q(1), "model.embed_tokens".into()],
+                vec![q(1), "model.embed_tokens".into()],
+            ),
         ] {
             let begun = settings(&names, layers);
             let adapter = Adapter::with_settings(&config(), begun, 1, Kind::Double, Device::Cpu).unwrap();

@@ -7,11 +7,11 @@ use tch::{Device, Kind, Tensor};
 use super::adapter::Adapter;
 use super::check::check_io_layers;
 use super::config::ModelConfig;
-use super::io_layers::{EmbeddingAdapter, IoTensor, base_name, copied, copy_name, io_tensors, low_rank_io_layers};
+use super::io_layers::{EmbeddingAdapter, IoTensor, base_name, copied, copy_name, io_tensors};
 use super::linear::A;
-use super::names::{INNER, OUTPUT_MODULE, PEFT_PREFIX, peft_tensor};
+use super::names::{EMBEDDING_MODULE, INNER, OUTPUT_MODULE, PEFT_PREFIX, peft_tensor};
 use super::peft::{ADAPTER_CONFIG, PeftConfig, PeftFiles, read_peft, refused_settings, write_extra, write_peft};
-use super::targets::{LoraTarget, check_known, expression, targets, targets_embedding, written};
+use super::targets::{LoraTarget, check_known, expression, targets, written};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::{InitLora, ModuleSet};
 use crate::store::{load_tensor, raw_tensors};
@@ -27,7 +27,7 @@ impl Adapter {
         add_what_the_file_holds(config, &mut files)?;
         let refused = |error: Fault| refused_settings(&dir.join(ADAPTER_CONFIG), &[error.to_string().replace("`lora.", "`")]);
         let (targets, is_inner) = (targets(config, &files.config).map_err(refused)?, files.config.is_inner);
-        if targets.is_empty() && !targets_embedding(&files.config) {
+        if targets.is_empty() {
             check_known(config, &files.config).map_err(refused)?;
         }
         let of_file = |error: Fault| if error.kind() == FaultKind::BadSetting { refused(error) } else { error };
@@ -38,7 +38,9 @@ impl Adapter {
         let whole = io_tensors(config, &files.config).into_iter().map(|(part, shape)| (part.name(is_inner), shape.to_vec()));
         let copies = copied(config, &files.config)?.into_iter().map(|(name, width)| (copy_name(&name), vec![width]));
         // PEFT saves embedding and output projection with an addition to them, unless it is told not to.
-        let bases = low_rank_io_layers(config, &files.config)?.into_iter().map(|layer| (layer, base_name(layer, is_inner)));
+        let is_target = |layer: &&str| targets.iter().any(|target| target.linear.name == *layer);
+        let bases = [EMBEDDING_MODULE, OUTPUT_MODULE].into_iter().filter(is_target);
+        let bases = bases.map(|layer| (layer, base_name(layer, is_inner)));
         let bases: Vec<_> = bases.filter(|(_, name)| files.tensors.contains(name)).collect();
         let of_bases = bases.iter().map(|(_, name)| (name.clone(), vec![config.vocab_size, config.hidden_size]));
         files

@@ -15,7 +15,7 @@ use super::embedding::Embedding;
 use super::gates::{self, GATE_TENSORS, Gates};
 use super::io_layers::BASE_WEIGHT;
 use super::linear::{Linear, LoraDelta, PissaInit};
-use super::names::{FINAL_NORM, OUTPUT_MODULE, layer_of};
+use super::names::{EMBEDDING_MODULE, FINAL_NORM, OUTPUT_MODULE, layer_of};
 use super::peft::PeftConfig;
 use super::positions::{DropoutContext, Positions, TokenContext};
 use super::source::ModelSource;
@@ -115,6 +115,7 @@ impl Model {
         self.linears_mut().for_each(|linear| linear.delta = deltas.remove(&linear.name));
         self.stacked_mut().for_each(|(name, delta)| *delta = deltas.remove(name));
         self.embedding.output.delta = deltas.remove(OUTPUT_MODULE);
+        self.embedding.delta = deltas.remove(EMBEDDING_MODULE);
         if is_new && settings.init == InitLora::Pissa {
             self.linears_mut().for_each(Linear::init_pissa);
         }
@@ -165,7 +166,7 @@ impl Model {
     }
 
     fn deltas(&self) -> impl Iterator<Item = (&str, &LoraDelta)> {
-        self.layers.iter().flat_map(DecoderLayer::deltas).chain(self.embedding.delta())
+        self.layers.iter().flat_map(DecoderLayer::deltas).chain(self.embedding.deltas())
     }
 
     fn all_weights(&self) -> Option<&AllWeights> {
@@ -238,7 +239,11 @@ impl Model {
     /// The parameters before the first layer: the embedding `(V, E)`, where it is trained, and of an adapter what it adds. Of a tied
     /// model all of whose weights are trained the embedding is among the [`Self::head_parameters`], too.
     pub fn embedding_parameters(&self) -> Vec<(String, Tensor)> {
-        self.all_weights().map_or_else(|| self.embedding.trained.of_embedding(), |all| all.embedding().into_iter().collect())
+        let Trainable::Adapter(settings) = &self.trained else {
+            return self.all_weights().and_then(AllWeights::embedding).into_iter().collect();
+        };
+        let beside = self.embedding.delta.iter().flat_map(|delta| adapter::parameters(settings, EMBEDDING_MODULE, delta));
+        self.embedding.trained.of_embedding().into_iter().chain(beside).collect()
     }
 
     /// Picks from tensors that [`Self::save_trained`] has written those that are trained, as [`Self::parameters`] has them. Where an adapter has

@@ -5,7 +5,7 @@ use super::config::ModelConfig;
 use super::io_layers::{IoTensor, copied, io_tensors};
 use super::layout::{self, Role};
 use super::linear::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
-use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE, layer_of};
+use super::names::{EMBEDDING, EMBEDDING_MODULE, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE, layer_of};
 use super::spec::SINKS;
 use super::targets::{LoraTarget, peft_settings, targets};
 use crate::recipe::LoraRecipe;
@@ -38,6 +38,7 @@ pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Resul
     for target in targets(config, &settings)? {
         for (part, shape) in target.parts(&settings) {
             let kind = match part {
+                A | B if target.is_embedding() => "LoRA of the embedding",
                 A | B => "LoRA",
                 B_BIAS => "biases of LoRA",
                 MAGNITUDE => "DoRA's lengths",
@@ -50,7 +51,6 @@ pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Resul
     for (part, [rows, columns]) in io_tensors(config, &settings) {
         let kind = match part {
             IoTensor::Embedding => "copy of embed_tokens",
-            IoTensor::LowRankA | IoTensor::LowRankB => "LoRA of the embedding",
             IoTensor::Output => "copy of lm_head",
             IoTensor::Score => "scores of classes",
         };
@@ -77,7 +77,7 @@ pub fn sizes_of_weights(config: &ModelConfig) -> Vec<usize> {
 pub struct TrainedPart {
     /// Whether it is all weights; otherwise an adapter.
     pub is_weights: bool,
-    /// The most rows of an adapter's A matrices.
+    /// The most rows of an adapter's A matrices, but for the embedding's.
     pub r: usize,
     /// The projections that have matrices of an adapter in some layer.
     pub targets: Vec<Projection>,
@@ -105,24 +105,26 @@ impl TrainedPart {
         let (targets, copied) = (targets(config, &settings)?, copied(config, &settings)?);
         let numbers_of_io = |is_below: bool| {
             let tensors = io_tensors(config, &settings).into_iter();
-            let meant = tensors.filter(|(part, _)| part.is_below_the_layers() == is_below);
+            let meant = tensors.filter(|(part, _)| (*part == IoTensor::Embedding) == is_below);
             meant.map(|(_, [rows, columns])| rows * columns).sum::<usize>()
         };
-        let beside_output = targets.iter().filter(|target| target.linear.name == OUTPUT_MODULE);
-        let beside_output = beside_output.flat_map(|target| target.parts(&settings)).map(|(_, shape)| shape.iter().product());
+        let numbers_beside = |end: &str| {
+            let parts = targets.iter().filter(|target| target.linear.name == end).flat_map(|target| target.parts(&settings));
+            parts.map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>()
+        };
         let final_norm = copied.iter().filter(|(name, _)| name == FINAL_NORM).map(|(_, width)| *width);
-        let embedding_numbers = numbers_of_io(true);
+        let embedding_numbers = numbers_of_io(true) + numbers_beside(EMBEDDING_MODULE);
         let linears = targets.iter().map(|target| &target.linear.name);
         let layers = linears.chain(copied.iter().map(|(name, _)| name)).filter_map(|name| layer_of(name));
         let first_layer = if embedding_numbers > 0 { 0 } else { layers.min().unwrap_or(config.num_layers()) };
         Ok(Self {
             is_weights: false,
-            r: targets.iter().map(|target| target.r).max().unwrap_or(lora.r),
+            r: targets.iter().filter(|target| !target.is_embedding()).map(|target| target.r).max().unwrap_or(lora.r),
             targets: Projection::among(&targets),
             numbers: trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum(),
             first_layer,
             embedding_numbers,
-            output_numbers: numbers_of_io(false) + beside_output.chain(final_norm).sum::<usize>(),
+            output_numbers: numbers_of_io(false) + numbers_beside(OUTPUT_MODULE) + final_norm.sum::<usize>(),
             has_dropout: lora.dropout > 0.0,
             has_magnitudes: lora.use_dora,
         })

@@ -21,9 +21,11 @@ pub(super) struct Embedding {
     /// The output projection, whose weight may be the embedding, with the addition to it.
     pub(super) output: Linear,
     has_output: bool,
+    /// What is trained beside the embedding, which takes in tokens as ones among zeros: A `(r, V)` and B `(E, r)`.
+    pub(super) delta: Option<LoraDelta>,
     /// What scores classes in place of an output projection.
     score_ke: Option<Tensor>,
-    /// What an adapter trains in their place, and beside them.
+    /// What an adapter trains in their place.
     pub(super) trained: EmbeddingAdapter,
     /// On what a token is turned into.
     scale: f64,
@@ -44,6 +46,7 @@ impl Embedding {
             input,
             output,
             has_output,
+            delta: None,
             score_ke,
             trained: EmbeddingAdapter::default(),
             scale,
@@ -55,27 +58,37 @@ impl Embedding {
     /// `(B, n)` int64 in, `(B, n, E)` out.
     pub(super) fn embed(&self, ids_bn: &Tensor) -> Tensor {
         let kind = self.input.kind();
-        let own = self.trained.embed(ids_bn).map_or_else(|| self.input.select(ids_bn), |own| own.to_kind(kind));
-        let embedded = match self.trained.addition(ids_bn) {
-            Some(addition) => own + addition.to_kind(kind),
-            None => own,
-        };
-        scaled(embedded, self.scale)
+        let trained_ve = self.trained.get(IoTensor::Embedding);
+        let own = trained_ve.map_or_else(|| self.input.select(ids_bn), |own_ve| rows(own_ve, ids_bn).to_kind(kind));
+        let Some(lora) = &self.delta else { return scaled(own, self.scale) };
+        let added = rows(&lora.a_ri.transpose(0, 1), ids_bn).matmul(&lora.b_or.transpose(0, 1)) * lora.scale;
+        scaled(own + added.to_kind(kind), self.scale)
     }
 
     /// Computes [`Model::embed_backward`](super::Model::embed_backward): the gradients are in the kind in which they are summed.
     pub(super) fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Vec<Tensor> {
-        let flat =
-            |(ids_bn, gradient_bne): (Tensor, Tensor)| (ids_bn.flatten(0, 1), scaled(gradient_bne.flatten(0, 1), self.scale));
-        let input_ve = match &self.input {
-            Weight::Plain(input_ve) if input_ve.requires_grad() => input_ve,
-            _ => return self.trained.embed_backward(pieces.map(flat)),
+        let whole_ve = match &self.input {
+            Weight::Plain(input_ve) if input_ve.requires_grad() => Some(input_ve),
+            _ => self.trained.get(IoTensor::Embedding),
         };
-        let mut gradient_ve = zero_sum_of(input_ve);
-        for (ids_n, gradient_ne) in pieces.map(flat) {
-            let _ = gradient_ve.index_add_(0, &ids_n, &gradient_ne.to_kind(gradient_ve.kind()));
+        let mut of_whole_ve = whole_ve.map(zero_sum_of);
+        let mut beside = self.delta.as_ref().map(|lora| {
+            let matrices = [&lora.a_ri, &lora.b_or].map(Tensor::detach);
+            let sums = matrices.each_ref().map(Tensor::zeros_like);
+            (lora.scale, matrices, sums)
+        });
+        for (ids_bn, gradient_bne) in pieces {
+            let (ids_n, gradient_ne) = (ids_bn.flatten(0, 1), scaled(gradient_bne.flatten(0, 1), self.scale));
+            if let Some(sum_ve) = &mut of_whole_ve {
+                let _ = sum_ve.index_add_(0, &ids_n, &gradient_ne.to_kind(sum_ve.kind()));
+            }
+            if let Some((scale, [a_rv, b_er], [of_a_rv, of_b_er])) = &mut beside {
+                let scaled_en = (gradient_ne.to_kind(a_rv.kind()) * *scale).transpose(0, 1);
+                let _ = of_a_rv.index_add_(1, &ids_n, &b_er.transpose(0, 1).matmul(&scaled_en));
+                let _ = of_b_er.g_add_(&scaled_en.matmul(&rows(&a_rv.transpose(0, 1), &ids_n)));
+            }
         }
-        vec![gradient_ve]
+        of_whole_ve.into_iter().chain(beside.into_iter().flat_map(|(.., sums)| sums)).collect()
     }
 
     /// Takes what an adapter trains; of a new one what begins as the model has it gets these values.
@@ -107,9 +120,10 @@ impl Embedding {
         self.trained = adapter;
     }
 
-    /// What is trained beside the output projection.
-    pub(super) fn delta(&self) -> Option<(&str, &LoraDelta)> {
-        Some((&self.output.name, self.output.delta.as_ref()?))
+    /// What is trained beside output projection and embedding, by their names.
+    pub(super) fn deltas(&self) -> impl Iterator<Item = (&str, &LoraDelta)> {
+        let output = self.output.delta.iter().map(|delta| (OUTPUT_MODULE, delta));
+        output.chain(self.delta.iter().map(|delta| (EMBEDDING_MODULE, delta)))
     }
 
     /// What an adapter trains above the layers.
@@ -121,7 +135,7 @@ impl Embedding {
 
     /// What an adapter trains of them, for whoever looks at all of an adapter at once; with an addition to an end of the model comes the model's own.
     pub(super) fn alias_trained(&self) -> EmbeddingAdapter {
-        let input = self.trained.get(IoTensor::LowRankA).map(|_| (EMBEDDING_MODULE, self.input.matrix()));
+        let input = self.delta.as_ref().map(|_| (EMBEDDING_MODULE, self.input.matrix()));
         let output = self.output.delta.as_ref().map(|_| (OUTPUT_MODULE, self.output.weight()));
         let mut trained = self.trained.map(Tensor::shallow_clone);
         trained.bases = input.into_iter().chain(output).collect();
@@ -153,4 +167,8 @@ impl Embedding {
         let output = self.has_output.then(|| self.output.tensors());
         self.input.tensors().iter().chain(output.into_iter().flatten()).chain(&self.score_ke)
     }
+}
+
+fn rows(table: &Tensor, ids: &Tensor) -> Tensor {
+    Tensor::embedding(table, ids, -1, false, false)
 }

@@ -1,5 +1,5 @@
-//! What an adapter trains in embedding and output projection: whole matrices in place of the model's own, which PEFT calls modules to save,
-//! as it does copies of norms, and matrices of low rank beside the embedding.
+//! What an adapter trains in place of the model's own: embedding and output projection as whole matrices, which PEFT calls modules to save, and
+//! copies of norms and other vectors.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::layout::{self, Role};
 use super::names::{EMBEDDING_MODULE, FINAL_NORM, OUTPUT_MODULE, inner_module, peft_tensor};
 use super::peft::PeftConfig;
 use super::spec::SINKS;
-use super::targets::{module, targets, targets_embedding, targets_output};
+use super::targets::targets;
 use crate::recipe::TrainedBias;
 use crate::units::Fault;
 
@@ -19,10 +19,6 @@ use crate::units::Fault;
 pub(super) enum IoTensor {
     /// `(V, E)`, in place of the embedding.
     Embedding,
-    /// `(r, V)`, of the addition to the embedding.
-    LowRankA,
-    /// `(E, r)`, of the same.
-    LowRankB,
     /// `(V, E)`, in place of the output projection. As in PEFT a copy of its own, also where the model's is the embedding.
     Output,
     /// `(K, E)`, what scores classes.
@@ -34,15 +30,9 @@ impl IoTensor {
     pub(super) fn name(self, is_inner: bool) -> String {
         match self {
             Self::Embedding => io_name(EMBEDDING_MODULE, is_inner, "weight"),
-            Self::LowRankA => io_name(EMBEDDING_MODULE, is_inner, "lora_embedding_A"),
-            Self::LowRankB => io_name(EMBEDDING_MODULE, is_inner, "lora_embedding_B"),
             Self::Output => peft_tensor(OUTPUT_MODULE, "weight"),
             Self::Score => peft_tensor("score", "weight"),
         }
-    }
-
-    pub(super) fn is_below_the_layers(self) -> bool {
-        matches!(self, Self::Embedding | Self::LowRankA | Self::LowRankB)
     }
 }
 
@@ -58,21 +48,12 @@ fn io_name(layer: &str, is_inner: bool, part: &str) -> String {
     if is_inner { peft_tensor(&inner_module(layer), part) } else { peft_tensor(layer, part) }
 }
 
-/// Embedding and output projection, where they get matrices of low rank.
-pub(super) fn low_rank_io_layers(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<&'static str>, Fault> {
-    let embedding = targets_embedding(settings).then_some(EMBEDDING_MODULE);
-    Ok(embedding.into_iter().chain(targets_output(config, settings)?.then_some(OUTPUT_MODULE)).collect())
-}
-
 /// What the settings of an adapter train in embedding and output projection, with its shapes.
 pub(super) fn io_tensors(config: &ModelConfig, settings: &PeftConfig) -> Vec<(IoTensor, [usize; 2])> {
-    let (vocab, width, r) = (config.vocab_size, config.hidden_size, settings.rank_of(&module(settings, EMBEDDING_MODULE)));
-    let has_addition = targets_embedding(settings);
+    let (vocab, width) = (config.vocab_size, config.hidden_size);
     let classes = config.num_classes.filter(|_| settings.is_classifier);
     let all = [
         (IoTensor::Embedding, [vocab, width], settings.saves(EMBEDDING_MODULE)),
-        (IoTensor::LowRankA, [r, vocab], has_addition),
-        (IoTensor::LowRankB, [width, r], has_addition),
         (IoTensor::Output, [vocab, width], settings.saves(OUTPUT_MODULE)),
         (IoTensor::Score, [classes.unwrap_or(0), width], classes.is_some()),
     ];
@@ -111,13 +92,11 @@ pub(super) fn copy_name(tensor: &str) -> String {
     }
 }
 
-/// The tensors that are trained.
+/// The tensors that are trained in place of the model's own.
 #[derive(Debug, Default)]
 pub(super) struct EmbeddingAdapter {
     tensors: BTreeMap<IoTensor, Tensor>,
     pub(super) copies: BTreeMap<String, Tensor>,
-    /// The factor of the addition to the embedding.
-    scale: f64,
     is_inner: bool,
     /// Embedding and output projection as the adapter's file has them. What is another than the model's takes its place, as in PEFT.
     pub(super) bases: BTreeMap<&'static str, Tensor>,
@@ -141,8 +120,7 @@ impl EmbeddingAdapter {
             Ok((name, leaf))
         };
         let copies = copied(config, settings)?.into_iter().map(copy).collect::<Result<_, Fault>>()?;
-        let scale = settings.scale_of(&module(settings, EMBEDDING_MODULE));
-        Ok(Self { tensors, copies, scale, is_inner: settings.is_inner, bases: BTreeMap::new() })
+        Ok(Self { tensors, copies, is_inner: settings.is_inner, bases: BTreeMap::new() })
     }
 
     pub(super) fn get(&self, part: IoTensor) -> Option<&Tensor> {
@@ -156,13 +134,13 @@ impl EmbeddingAdapter {
     }
 
     pub(super) fn of_embedding(&self) -> Vec<(String, Tensor)> {
-        self.some(IoTensor::is_below_the_layers)
+        self.some(|part| part == IoTensor::Embedding)
     }
 
     /// What is trained above the layers, the final norm's copy among it.
     pub(super) fn of_head(&self) -> Vec<(String, Tensor)> {
         let norm = self.copy(FINAL_NORM).map(|copy_e| (copy_name(FINAL_NORM), copy_e));
-        self.some(|part| !part.is_below_the_layers()).into_iter().chain(norm).collect()
+        self.some(|part| part != IoTensor::Embedding).into_iter().chain(norm).collect()
     }
 
     /// The copy of a tensor of the model, by its name there: the leaf itself.
@@ -183,56 +161,4 @@ impl EmbeddingAdapter {
         let copies = self.copies.iter().map(copy).collect();
         Self { tensors: self.tensors.iter().map(leaf).collect(), copies, bases, ..*self }
     }
-
-    /// What is trained in place of the embedding: what tokens become. `(…)` int64 in, `(…, E)` out, in the dtype that it is kept in.
-    pub(super) fn embed(&self, ids: &Tensor) -> Option<Tensor> {
-        Some(rows(self.get(IoTensor::Embedding)?, ids))
-    }
-
-    /// What is added to that, likewise.
-    pub(super) fn addition(&self, ids: &Tensor) -> Option<Tensor> {
-        let (a_rv, b_er) = self.low_rank()?;
-        Some(rows(&a_rv.transpose(0, 1), ids).matmul(&b_er.transpose(0, 1)) * self.scale)
-    }
-
-    /// The embedding with that in it: `(V, E)` in and out.
-    pub(super) fn added_to(&self, base_ve: &Tensor) -> Tensor {
-        let Some((a_rv, b_er)) = self.low_rank() else { return base_ve.shallow_clone() };
-        base_ve + b_er.matmul(a_rv).transpose(0, 1).to_kind(base_ve.kind()) * self.scale
-    }
-
-    fn low_rank(&self) -> Option<(&Tensor, &Tensor)> {
-        Some((self.get(IoTensor::LowRankA)?, self.get(IoTensor::LowRankB)?))
-    }
-
-    /// The gradients of [`Self::of_embedding`], in its order, from those of what tokens became: `(n)` int64 and `(n, E)` by piece.
-    pub(super) fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Vec<Tensor> {
-        let mut gradients: BTreeMap<IoTensor, Tensor> = BTreeMap::new();
-        for (part, tensor) in self.tensors.iter().filter(|(part, _)| part.is_below_the_layers()) {
-            gradients.insert(*part, tensor.detach().zeros_like());
-        }
-        for (ids_n, gradient_ne) in pieces {
-            if let Some(total_ve) = gradients.get_mut(&IoTensor::Embedding) {
-                let _ = total_ve.index_add_(0, &ids_n, &gradient_ne.to_kind(total_ve.kind()));
-            }
-            if let Some((a_rv, b_er)) = self.low_rank() {
-                let (a_rv, b_er) = (a_rv.detach(), b_er.detach());
-                let scaled_ne = gradient_ne.to_kind(a_rv.kind()) * self.scale;
-                let of_a_rn = b_er.transpose(0, 1).matmul(&scaled_ne.transpose(0, 1));
-                let of_b_er = scaled_ne.transpose(0, 1).matmul(&rows(&a_rv.transpose(0, 1), &ids_n));
-                for (part, total) in &mut gradients {
-                    match part {
-                        IoTensor::LowRankA => drop(total.index_add_(1, &ids_n, &of_a_rn)),
-                        IoTensor::LowRankB => drop(total.g_add_(&of_b_er)),
-                        _ => {}
-                    }
-                }
-            }
-        }
-        gradients.into_values().collect()
-    }
-}
-
-pub(super) fn rows(table: &Tensor, ids: &Tensor) -> Tensor {
-    Tensor::embedding(table, ids, -1, false, false)
 }

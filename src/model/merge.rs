@@ -67,7 +67,7 @@ impl MergedModel {
         }
         let (deltas, embedding) = adapter.map(|adapter| (adapter.deltas, adapter.embedding)).unwrap_or_default();
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
-        let output = deltas.remove(OUTPUT_MODULE);
+        let ends = [OUTPUT_MODULE, EMBEDDING_MODULE].map(|end| deltas.remove(end));
         let head = |entry: TensorEntry| TensorHead { name: entry.name, dtype: Dtype::F32, shape: entry.shape };
         let mut merged = Self {
             dir: source.dir.to_owned(),
@@ -78,7 +78,7 @@ impl MergedModel {
             deltas: BTreeMap::new(),
             saved: BTreeMap::new(),
         };
-        let mut saved = merged_io_layers(&config, &embedding, output.as_ref(), |name| merged.stored(name))?;
+        let mut saved = merged_io_layers(&config, &embedding, ends.each_ref().map(Option::as_ref), |name| merged.stored(name))?;
         saved.extend(embedding.copies.iter().map(|(name, leaf)| (name.clone(), leaf.detach())));
         let changes_config = change_config(&mut object, &config, &saved)? || is_packed;
         for linear in config.linears().iter().filter(|linear| !linear.spec.has_bias) {
@@ -263,28 +263,28 @@ impl MergedModel {
 fn merged_io_layers(
     config: &ModelConfig,
     embedding: &EmbeddingAdapter,
-    output: Option<&LoraDelta>,
+    [output, input]: [Option<&LoraDelta>; 2],
     stored: impl Fn(&str) -> Result<Option<Tensor>, Fault>,
 ) -> Result<BTreeMap<String, Tensor>, Fault> {
     let mut saved = BTreeMap::new();
     for (part, name) in [(IoTensor::Embedding, EMBEDDING), (IoTensor::Output, OUTPUT), (IoTensor::Score, SCORE)] {
         saved.extend(embedding.get(part).map(|tensor| (name.to_owned(), tensor.detach())));
     }
-    let has_addition = embedding.get(IoTensor::LowRankA).is_some();
     let leaves_output = config.tie_word_embeddings
-        && (has_addition || saved.contains_key(EMBEDDING))
+        && (input.is_some() || saved.contains_key(EMBEDDING))
         && !saved.contains_key(OUTPUT)
         && !saved.contains_key(SCORE)
         && !config.has_score
         && output.is_none();
-    if output.is_none() && !has_addition && !leaves_output && saved.is_empty() {
+    if output.is_none() && input.is_none() && !leaves_output && saved.is_empty() {
         return Ok(saved);
     }
     let Some(stored_ve) = stored(EMBEDDING)? else { return Ok(saved) };
     let base = |layer, stored: &Tensor| embedding.bases.get(layer).unwrap_or(stored).shallow_clone();
     let base_ve = base(EMBEDDING_MODULE, &stored_ve);
-    if has_addition {
-        saved.insert(EMBEDDING.into(), no_grad(|| embedding.added_to(&base_ve.to_kind(accumulation_kind(stored_ve.kind())))));
+    if let Some(lora) = input {
+        let base_ev = base_ve.to_kind(accumulation_kind(stored_ve.kind())).tr();
+        saved.insert(EMBEDDING.into(), no_grad(|| sum(&base_ev, lora).tr().contiguous()));
     }
     if let Some(lora) = output {
         let own_ve = if config.tie_word_embeddings { None } else { stored(OUTPUT)? };
