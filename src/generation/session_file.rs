@@ -3,13 +3,12 @@
 use super::empty_prompt;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::slice;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::engine::{Engine, Session, SessionNumbers, SessionSnapshot, SessionSpec};
-use crate::files::{self, Dtype, RawTensor, TensorFile};
+use crate::files::{self, Dtype, TensorFile, TensorHead};
 use crate::model::Model;
 use crate::store;
 use crate::units::{Fault, abridged, quoted};
@@ -78,10 +77,8 @@ impl SavedSession {
         let header = serde_json::to_string(&header).map_err(fault)?;
         let tensors: Vec<_> = tensors.into_iter().map(|(name, tensor)| (name, tensor.contiguous())).collect();
         let mut hashes = BTreeMap::new();
-        for tensor in &tensors {
-            for RawTensor { name, dtype, shape, bytes } in store::raw_tensors(path, slice::from_ref(tensor))? {
-                hashes.insert(name, hash_of_tensor(dtype, &shape, &bytes));
-            }
+        for (TensorHead { name, dtype, shape }, (_, tensor)) in store::tensor_heads(path, &tensors)?.into_iter().zip(&tensors) {
+            hashes.insert(name, hash_of_tensor(dtype, &shape, &store::content_of(tensor)?));
         }
         let metadata = BTreeMap::from([(HASH.to_owned(), hash_of_all(&header, &hashes)), (KEY.to_owned(), header)]);
         store::save_tensors(&files::behind_links(path)?, &tensors, &metadata)

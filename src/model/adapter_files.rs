@@ -14,7 +14,7 @@ use super::peft::{ADAPTER_CONFIG, PeftConfig, PeftFiles, read_peft, refused_sett
 use super::targets::{LoraTarget, check_known, expression, targets, written};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::{InitLora, ModuleSet};
-use crate::store::{load_tensor, raw_tensors};
+use crate::store::load_tensor;
 use crate::units::{Fault, FaultKind, abridged, quoted};
 
 impl Adapter {
@@ -79,12 +79,11 @@ impl Adapter {
         let (tensors, extra): (Vec<_>, Vec<_>) = all.partition(|(name, _)| name.starts_with(PEFT_PREFIX));
         if !extra.is_empty() {
             let means_extra = |module: &String| extra.iter().any(|(name, _)| name.ends_with(module.as_str()));
-            let (modules, saved) = settings.modules_to_save.into_iter().partition(means_extra);
-            let modules: Vec<String> = modules;
+            let (modules, saved): (Vec<String>, _) = settings.modules_to_save.into_iter().partition(means_extra);
             settings.modules_to_save = saved;
-            write_extra(dir, &modules, &raw_tensors(dir, &extra)?)?;
+            write_extra(dir, modules, &extra)?;
         }
-        write_peft(dir, &settings, &raw_tensors(dir, &tensors)?)
+        write_peft(dir, &settings, &tensors)
     }
 }
 

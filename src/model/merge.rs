@@ -22,7 +22,7 @@ use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::{INDEX, MODEL_TENSORS, Weights};
 use crate::files::{self, Dtype, FileKind, GgufDtype, TensorFile, TensorHead};
 use crate::ops::attention::accumulation_kind;
-use crate::store::{load_tensor, pt_metadata, raw_tensors};
+use crate::store::{content_of, load_tensor, pt_metadata, tensor_heads};
 use crate::units::{Bytes, Fault, FaultKind, quoted};
 
 /// What a model that sees has beside [`COMPANIONS`].
@@ -179,9 +179,8 @@ impl MergedModel {
             }
         }
         if let Some(last) = shards.last_mut() {
-            let raw = new.into_iter().map(|(name, tensor)| (name.to_owned(), tensor.shallow_clone())).collect::<Vec<_>>();
-            let heads = raw_tensors(&self.dir, &raw)?.into_iter();
-            last.heads.extend(heads.map(|raw| TensorHead { name: raw.name, dtype: raw.dtype, shape: raw.shape }));
+            let new = new.into_iter().map(|(name, tensor)| (name.to_owned(), tensor.shallow_clone())).collect::<Vec<_>>();
+            last.heads.extend(tensor_heads(&self.dir, &new)?);
         }
         Ok(shards)
     }
@@ -238,7 +237,7 @@ impl MergedModel {
                 (None, None) => load()?,
             },
         };
-        Ok(raw_tensors(&self.dir, &[(head.name.clone(), tensor)])?.swap_remove(0).bytes)
+        Ok(content_of(&tensor)?.into())
     }
 
     /// The weight or bias of a linear with what is added to it, in its own dtype; `None` where that is nothing.

@@ -16,8 +16,8 @@ pub use copier::{Copier, CopyMark, CopyStream, copier_of, copies_are_async};
 #[cfg(test)]
 pub(crate) use delayed::{WaitFault, copies_in_flight, with_delayed_copies};
 pub use tensor_io::{
-    LoadTarget, content_of, load_tensor, load_tensor_to, load_tensors, pt_metadata, raw_tensors, room_for, save_streamed,
-    save_tensors, tensor_heads,
+    LoadTarget, content_of, load_tensor, load_tensor_to, load_tensors, pt_metadata, room_for, save_streamed, save_tensors,
+    tensor_heads,
 };
 pub use tensor_store::{Store, bytes_of};
 pub use vectors::Bits;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::files::{self, Dtype, RawTensor, TensorFile, TensorHead, TensorView};
+use crate::files::{self, Dtype, TensorFile, TensorHead, TensorView};
 use crate::native;
 use crate::native::cuda::Upload;
 use crate::units::{Exit, Fault, abridged, quoted};
@@ -85,13 +85,12 @@ pub fn save_streamed(
 
 /// How tensors stand in a file that is to be written to `path`.
 pub fn tensor_heads(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<TensorHead>, Fault> {
-    tensors.iter().map(|(name, tensor)| tensor_head(path, name, tensor)).collect()
-}
-
-fn tensor_head(path: &Path, name: &str, tensor: &Tensor) -> Result<TensorHead, Fault> {
-    let known = KINDS.iter().find(|(_, kind)| *kind == tensor.kind()).map(|(dtype, _)| *dtype);
-    let dtype = known.ok_or_else(|| wrong_dtype(path, name, format!("{:?}", tensor.kind())))?;
-    Ok(TensorHead { name: name.into(), dtype, shape: tensor.size().into_iter().map(|n| n as usize).collect() })
+    let head = |(name, tensor): &(String, Tensor)| {
+        let known = KINDS.iter().find(|(_, kind)| *kind == tensor.kind()).map(|(dtype, _)| *dtype);
+        let dtype = known.ok_or_else(|| wrong_dtype(path, name, format!("{:?}", tensor.kind())))?;
+        Ok(TensorHead { name: name.clone(), dtype, shape: tensor.size().into_iter().map(|n| n as usize).collect() })
+    };
+    tensors.iter().map(head).collect()
 }
 
 /// A tensor on the host for what stands so in a file, with any numbers in it.
@@ -104,16 +103,6 @@ pub fn room_for(head: &TensorHead) -> Tensor {
 /// The metadata that HF's programs expect of a file with tensors.
 pub fn pt_metadata() -> BTreeMap<String, String> {
     BTreeMap::from([("format".to_owned(), "pt".to_owned())])
-}
-
-/// The bytes of tensors that are to be written to `path`.
-pub fn raw_tensors(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<RawTensor<'static>>, Fault> {
-    let raw = |(name, tensor): &(String, Tensor)| {
-        let TensorHead { name, dtype, shape } = tensor_head(path, name, tensor)?;
-        let bytes = content_of(tensor).map_err(|e| torch(&name, &e))?.into();
-        Ok(RawTensor { name, dtype, shape, bytes })
-    };
-    tensors.iter().map(raw).collect()
 }
 
 /// The bytes of a tensor's numbers, one after the other.
@@ -154,6 +143,7 @@ fn kind_of(dtype: Dtype) -> Option<Kind> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::RawTensor;
 
     fn round_trip(tensors: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
         let dir = tempfile::tempdir().unwrap();

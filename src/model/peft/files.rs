@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use tch::Tensor;
+
 use super::PeftConfig;
-use crate::files::{RawTensor, TensorFile, is_there, write_atomic, write_tensors};
+use crate::files::{TensorFile, is_there, write_atomic};
 use crate::model::families::own_name;
 use crate::model::names::{PEFT_PREFIX, inner_module};
 use crate::model::tensor_problems::is_float;
 use crate::recipe::{ADAPTER_CONFIG, EXTRA_MODULES, EXTRA_TENSORS, extra_modules};
-use crate::store::pt_metadata;
+use crate::store::{pt_metadata, save_tensors};
 use crate::units::{self, Fault, abridged, joined};
 
 pub const ADAPTER_TENSORS: &str = "adapter_model.safetensors";
@@ -50,15 +52,15 @@ fn current_name(name: String) -> String {
 }
 
 /// Writes into an existing directory what PEFT's files have no names for; `modules` of `modules_to_save` mean it.
-pub(in crate::model) fn write_extra(dir: &Path, modules: &[String], tensors: &[RawTensor<'_>]) -> Result<(), Fault> {
-    let modules = serde_json::Value::from(modules.to_vec()).to_string();
-    let metadata = BTreeMap::from([("format".into(), "pt".into()), (EXTRA_MODULES.into(), modules)]);
-    write_tensors(&dir.join(EXTRA_TENSORS), tensors, &metadata)
+pub(in crate::model) fn write_extra(dir: &Path, modules: Vec<String>, tensors: &[(String, Tensor)]) -> Result<(), Fault> {
+    let mut metadata = pt_metadata();
+    metadata.insert(EXTRA_MODULES.into(), serde_json::Value::from(modules).to_string());
+    save_tensors(&dir.join(EXTRA_TENSORS), tensors, &metadata)
 }
 
 /// Writes an adapter into an existing directory.
-pub(in crate::model) fn write_peft(dir: &Path, config: &PeftConfig, tensors: &[RawTensor<'_>]) -> Result<(), Fault> {
-    write_tensors(&dir.join(ADAPTER_TENSORS), tensors, &pt_metadata())?;
+pub(in crate::model) fn write_peft(dir: &Path, config: &PeftConfig, tensors: &[(String, Tensor)]) -> Result<(), Fault> {
+    save_tensors(&dir.join(ADAPTER_TENSORS), tensors, &pt_metadata())?;
     write_atomic(&dir.join(ADAPTER_CONFIG), &config.to_json())
 }
 
@@ -97,20 +99,16 @@ impl PeftFiles {
 
 #[cfg(test)]
 mod tests {
+    use tch::{Device, Kind};
+
     use super::*;
-    use crate::files::Dtype;
     use crate::recipe::ModuleSet;
 
     fn adapter(dir: &Path) -> PeftFiles {
         let names = ModuleSet::Names(vec!["q_proj".into()]);
         let config = PeftConfig::plain(1, 2.0, 0.0, names);
-        let raw = |name: &str, shape: Vec<usize>| RawTensor {
-            name: name.into(),
-            dtype: Dtype::F32,
-            bytes: vec![0; shape.iter().product::<usize>() * 4].into(),
-            shape,
-        };
-        write_peft(dir, &config, &[raw("a.lora_A.weight", vec![1, 3]), raw("a.lora_B.weight", vec![2, 1])]).unwrap();
+        let zeros = |name: &str, shape: [i64; 2]| (name.to_owned(), Tensor::zeros(shape, (Kind::Float, Device::Cpu)));
+        write_peft(dir, &config, &[zeros("a.lora_A.weight", [1, 3]), zeros("a.lora_B.weight", [2, 1])]).unwrap();
         read_peft(dir).unwrap()
     }
 
