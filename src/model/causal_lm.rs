@@ -108,7 +108,7 @@ impl Model {
         if let Trainable::AllWeights(all) = &self.trained {
             all.freeze();
         }
-        let Adapter { settings, deltas, embedding, is_new } = adapter.moved_to(self.kind, self.device);
+        let Adapter { settings, deltas, copies, is_new } = adapter.moved_to(self.kind, self.device);
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
         self.release_layers();
         self.linears_mut().for_each(|linear| linear.set_pissa(None));
@@ -120,7 +120,7 @@ impl Model {
             self.linears_mut().for_each(Linear::init_pissa);
         }
         self.let_linears_wait();
-        self.copyable_mut().for_each(|vector| vector.trained = embedding.copy(&vector.name));
+        self.copyable_mut().for_each(|vector| vector.trained = copies.get(&vector.name).map(Tensor::shallow_clone));
         if is_new {
             for idx in 0..self.layers.len() {
                 self.bring_layers(idx..idx + 1, None);
@@ -130,7 +130,7 @@ impl Model {
             self.final_norm.weight_e.init_trained();
             self.release_layers();
         }
-        self.embedding.train(embedding, is_new);
+        self.embedding.train(copies, is_new);
         self.trained = Trainable::Adapter(settings);
     }
 
@@ -161,8 +161,8 @@ impl Model {
     pub fn adapter(&self) -> Option<Adapter> {
         let Trainable::Adapter(settings) = &self.trained else { return None };
         let alias = |(linear, delta): (&str, &LoraDelta)| (linear.to_owned(), delta.map(Tensor::shallow_clone));
-        let (deltas, embedding) = (self.deltas().map(alias).collect(), self.embedding.alias_trained());
-        Some(Adapter { settings: settings.clone(), deltas, embedding, is_new: false })
+        let (deltas, copies) = (self.deltas().map(alias).collect(), self.embedding.alias_trained());
+        Some(Adapter { settings: settings.clone(), deltas, copies, is_new: false })
     }
 
     fn deltas(&self) -> impl Iterator<Item = (&str, &LoraDelta)> {
@@ -191,7 +191,7 @@ impl Model {
             return 0;
         }
         let of_deltas = self.layers.iter().position(|layer| !layer.deltas().is_empty());
-        let of_copies = self.embedding.trained.copies.keys().filter_map(|name| layer_of(name)).min();
+        let of_copies = self.embedding.trained.tensors.iter().filter_map(|(name, _)| layer_of(name)).min();
         of_deltas.into_iter().chain(of_copies).min().unwrap_or(self.layers.len())
     }
 

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use super::bad_setting;
 use super::config::ModelConfig;
-use super::io_layers::{IoTensor, copied, copyable, io_tensors};
+use super::io_layers::{copied_vectors, copyable};
 use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE};
 use super::peft::PeftConfig;
 use super::targets::{LoraTarget, is_of_experts, module, targets};
@@ -125,14 +125,13 @@ pub(super) fn check_io_layers(config: &ModelConfig, settings: &PeftConfig) -> Re
         settings.modules_to_save.iter().any(is_other),
         "`embed_tokens`, `lm_head` and ends of names of norms and sinks, as `norm` or `sinks`",
     )?;
-    if settings.is_inner && !copied(config, settings)?.is_empty() {
+    if settings.is_inner && !copied_vectors(config, settings)?.is_empty() {
         let expected = "nothing that PEFT would train in the eyes of a model that sees, too: norms, biases of other linears";
         refuse(settings.bias == TrainedBias::All, "bias", &"all", expected)?;
         saved_are(true, expected)?;
     }
-    let has_output = io_tensors(config, settings).iter().any(|(part, _)| *part == IoTensor::Output);
     let expected = "no `lm_head` where the head is `seq_classification`, which has none";
-    saved_are(has_output && settings.is_classifier, expected)?;
+    saved_are(settings.saves(OUTPUT_MODULE) && settings.is_classifier, expected)?;
     let targets = targets(config, settings)?;
     let adds_to = |end| targets.iter().any(|target| target.linear.name == end);
     refuse(settings.lora_bias && adds_to(OUTPUT_MODULE), "lora_bias", &true, "false where `lm_head` is a target")?;

@@ -3,7 +3,7 @@
 use tch::{Tensor, no_grad};
 
 use super::config::ModelConfig;
-use super::io_layers::{EmbeddingAdapter, IoTensor};
+use super::io_layers::TrainedCopies;
 use super::linear::{Linear, LoraDelta};
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, peft_tensor};
 use super::positions::{DropoutContext, TokenContext};
@@ -26,7 +26,7 @@ pub(super) struct Embedding {
     /// What scores classes in place of an output projection.
     score_ke: Option<Tensor>,
     /// What an adapter trains in their place.
-    pub(super) trained: EmbeddingAdapter,
+    pub(super) trained: TrainedCopies,
     /// On what a token is turned into.
     scale: f64,
     divisor: f64,
@@ -48,7 +48,7 @@ impl Embedding {
             has_output,
             delta: None,
             score_ke,
-            trained: EmbeddingAdapter::default(),
+            trained: TrainedCopies::default(),
             scale,
             divisor,
             soft_cap: config.logit_soft_cap,
@@ -58,7 +58,7 @@ impl Embedding {
     /// `(B, n)` int64 in, `(B, n, E)` out.
     pub(super) fn embed(&self, ids_bn: &Tensor) -> Tensor {
         let kind = self.input.kind();
-        let trained_ve = self.trained.get(IoTensor::Embedding);
+        let trained_ve = self.trained.get(EMBEDDING);
         let own = trained_ve.map_or_else(|| self.input.select(ids_bn), |own_ve| rows(own_ve, ids_bn).to_kind(kind));
         let Some(lora) = &self.delta else { return scaled(own, self.scale) };
         let added = rows(&lora.a_ri.transpose(0, 1), ids_bn).matmul(&lora.b_or.transpose(0, 1)) * lora.scale;
@@ -69,7 +69,7 @@ impl Embedding {
     pub(super) fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Vec<Tensor> {
         let whole_ve = match &self.input {
             Weight::Plain(input_ve) if input_ve.requires_grad() => Some(input_ve),
-            _ => self.trained.get(IoTensor::Embedding),
+            _ => self.trained.get(EMBEDDING),
         };
         let mut of_whole_ve = whole_ve.map(zero_sum_of);
         let mut beside = self.delta.as_ref().map(|lora| {
@@ -92,16 +92,16 @@ impl Embedding {
     }
 
     /// Takes what an adapter trains; of a new one what begins as the model has it gets these values.
-    pub(super) fn train(&mut self, adapter: EmbeddingAdapter, is_new: bool) {
-        let begin = |part, value: &dyn Fn() -> Option<Tensor>| {
-            if let Some((leaf, value)) = adapter.get(part).and_then(|leaf| Some((leaf, value()?))) {
+    pub(super) fn train(&mut self, adapter: TrainedCopies, is_new: bool) {
+        let begin = |name, value: &dyn Fn() -> Option<Tensor>| {
+            if let Some((leaf, value)) = adapter.get(name).and_then(|leaf| Some((leaf, value()?))) {
                 no_grad(|| leaf.shallow_clone().copy_(&value));
             }
         };
         if is_new {
-            begin(IoTensor::Embedding, &|| Some(self.input.matrix()));
-            begin(IoTensor::Output, &|| Some(self.output.weight()));
-            begin(IoTensor::Score, &|| self.score_ke.as_ref().map(Tensor::shallow_clone));
+            begin(EMBEDDING, &|| Some(self.input.matrix()));
+            begin(OUTPUT, &|| Some(self.output.weight()));
+            begin(SCORE, &|| self.score_ke.as_ref().map(Tensor::shallow_clone));
             self.output.init_delta();
         }
         if let Some(base_ve) = adapter.bases.get(EMBEDDING_MODULE) {
@@ -134,7 +134,7 @@ impl Embedding {
     }
 
     /// What an adapter trains of them, for whoever looks at all of an adapter at once; with an addition to an end of the model comes the model's own.
-    pub(super) fn alias_trained(&self) -> EmbeddingAdapter {
+    pub(super) fn alias_trained(&self) -> TrainedCopies {
         let input = self.delta.as_ref().map(|_| (EMBEDDING_MODULE, self.input.matrix()));
         let output = self.output.delta.as_ref().map(|_| (OUTPUT_MODULE, self.output.weight()));
         let mut trained = self.trained.map(Tensor::shallow_clone);
@@ -143,18 +143,18 @@ impl Embedding {
     }
 
     pub(super) fn has_score(&self) -> bool {
-        self.score_ke.is_some() || self.trained.get(IoTensor::Score).is_some()
+        self.score_ke.is_some() || self.trained.get(SCORE).is_some()
     }
 
     /// The scores of the vocabulary, or of classes where there are some: `(…, E)` in, `(…, V)` or `(…, K)` out.
     pub(super) fn logits(&self, normed: &Tensor) -> Tensor {
         let kind = normed.kind();
-        if let Some(score_ke) = self.trained.get(IoTensor::Score).or(self.score_ke.as_ref()) {
+        if let Some(score_ke) = self.trained.get(SCORE).or(self.score_ke.as_ref()) {
             return linear(normed, &Weight::Plain(score_ke.to_kind(kind)), None, None);
         }
         // Dividing what goes in is the same, and takes E numbers of a token where V would come out.
         let normed = scaled(normed.shallow_clone(), 1.0 / self.divisor);
-        let logits = match self.trained.get(IoTensor::Output) {
+        let logits = match self.trained.get(OUTPUT) {
             Some(own_ve) => linear(&normed, &Weight::Plain(own_ve.to_kind(kind)), None, None),
             None => {
                 self.output.forward(&normed, &TokenContext { position_bn: &Tensor::new(), dropout: &DropoutContext::default() })
