@@ -79,7 +79,7 @@ pub(super) fn copy_name(tensor: &str, is_inner: bool) -> String {
 /// Copies of the model's tensors that are trained in place of these.
 #[derive(Debug, Default)]
 pub(super) struct TrainedCopies {
-    /// By names in the model: the matrices from the embedding up, and then the vectors by their names.
+    /// The matrices from the embedding up, and behind them the vectors in the order of their names, which are the model's.
     pub(super) tensors: Vec<(String, Tensor)>,
     is_inner: bool,
     /// Embedding and output projection as the adapter's file has them. What is another than the model's takes its place, as in PEFT.
