@@ -7,14 +7,14 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::check::{check_dropout, check_io_layers, check_saved, check_settings};
 use super::config::ModelConfig;
-use super::io_layers::{EmbeddingAdapter, IoTensor, is_nameless};
+use super::io_layers::{TrainedCopies, copy_name, is_nameless};
 use super::linear::{A, B, B_BIAS, BASE_BIAS, LoraDelta, MAGNITUDE};
-use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE, peft_tensor};
+use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE, SCORE};
 use super::peft::{ModulePatterns, PeftConfig};
 use super::random;
 use super::targets::{
-    LoraTarget, all_names, check_known, check_names, is_of_experts, is_router, listed, meant, meant_parameters, peft_module,
-    peft_settings, targets, targets_embedding,
+    LoraTarget, all_names, check_known, check_names, is_of_experts, is_router, listed, lora_tensor, meant, meant_parameters,
+    peft_module, peft_settings, targets,
 };
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::{InitLora, LoraRecipe, ModuleSet, TrainedBias};
@@ -27,8 +27,7 @@ pub struct Adapter {
     pub(super) settings: PeftConfig,
     /// What is trained beside each linear, by its name in the model, bottom to top.
     pub(super) deltas: Vec<(String, LoraDelta)>,
-    /// What is trained outside the layers.
-    pub(super) embedding: EmbeddingAdapter,
+    pub(super) copies: TrainedCopies,
     /// Whether what begins as the model has it has not got these values yet: it gets them when a model takes it.
     pub(super) is_new: bool,
 }
@@ -54,22 +53,22 @@ impl Adapter {
         device: Device,
     ) -> Result<Self, Fault> {
         check_io_layers(config, &settings)?;
-        let (is_gaussian, is_inner) = (settings.init == InitLora::Gaussian, settings.is_inner);
+        let is_gaussian = settings.init == InitLora::Gaussian;
         let draw = |target: &LoraTarget, part: &'static str, shape: &[i64]| match (part, shape) {
+            // As in PEFT: of an addition to the embedding B is drawn, and A is zero.
+            (B, _) if target.is_embedding() => Ok(random::normal(seed, &target.tensor(B), shape, 1.0)),
+            _ if target.is_embedding() => Ok(Tensor::zeros(shape, (Kind::Float, Device::Cpu))),
             (A, _) if is_gaussian => Ok(random::normal(seed, &target.tensor(A), shape, 1.0 / target.r as f64)),
             (A, [_, inner]) => Ok(random::uniform(seed, &target.tensor(A), shape, 1.0 / (*inner as f64).sqrt())),
             _ => Ok(Tensor::zeros(shape, (Kind::Float, Device::Cpu))),
         };
-        // As in PEFT: of an addition to the embedding B is drawn, and A is zero.
-        let draw_io = |part: IoTensor, shape: &[i64]| match part {
-            IoTensor::LowRankB => Ok(random::normal(seed, &part.name(is_inner), shape, 1.0)),
-            IoTensor::Score => Ok(random::normal(seed, &part.name(is_inner), shape, config.initializer_range)),
+        let draw_copy = |name: &str, shape: &[i64]| match name {
+            SCORE => Ok(random::normal(seed, &copy_name(SCORE, false), shape, config.initializer_range)),
             _ => Ok(Tensor::zeros(shape, (Kind::Float, Device::Cpu))),
         };
-        let copy = |_: &str, width| Ok(Tensor::zeros([width], (Kind::Float, Device::Cpu)));
-        let embedding = EmbeddingAdapter::new(config, &settings, draw_io, copy)?;
+        let copies = TrainedCopies::new(config, &settings, draw_copy)?;
         let targets = targets(config, &settings)?;
-        let adapter = Self::of_targets(config, settings, &targets, embedding, draw)?.moved_to(kind, device);
+        let adapter = Self::of_targets(config, settings, &targets, copies, draw)?.moved_to(kind, device);
         Ok(Self { is_new: true, ..adapter })
     }
 
@@ -78,7 +77,7 @@ impl Adapter {
         config: &ModelConfig,
         settings: PeftConfig,
         targets: &[LoraTarget],
-        embedding: EmbeddingAdapter,
+        copies: TrainedCopies,
         mut tensor: impl FnMut(&LoraTarget, &'static str, &[i64]) -> Result<Tensor, Fault>,
     ) -> Result<Self, Fault> {
         let settings = listed(config, settings)?;
@@ -107,7 +106,7 @@ impl Adapter {
             Ok((linear.name.clone(), delta))
         };
         let deltas = targets.iter().map(delta).collect::<Result<_, Fault>>()?;
-        Ok(Self { settings, deltas, embedding, is_new: false })
+        Ok(Self { settings, deltas, copies, is_new: false })
     }
 
     /// Sets the dropout probability. Adapters of experts and of `lm_head` have none: these do not know where a token stands.
@@ -142,8 +141,7 @@ impl Adapter {
         let linears = |settings: &PeftConfig| {
             let modules = meant(config, settings)?.into_iter();
             let parameters = meant_parameters(config, settings).into_iter().map(|(linear, _)| linear);
-            let embedding = targets_embedding(settings).then(|| EMBEDDING_MODULE.to_owned());
-            Ok::<Vec<_>, Fault>(modules.chain(parameters).map(|linear| linear.name).chain(embedding).collect())
+            Ok::<Vec<_>, Fault>(modules.chain(parameters).map(|linear| linear.name).collect())
         };
         let [alpha, of_adapter] = [theirs.lora_alpha, ours.lora_alpha];
         let numbers_and_targets = [
@@ -168,10 +166,10 @@ impl Adapter {
         Err(Fault::usage(message, "make `[lora]` agree with the adapter, or leave `model.adapter` out"))
     }
 
-    /// All that is trained with its names in PEFT's files, the leaves themselves: by layer from the bottom, and what is outside the layers.
+    /// All that is trained with its names in PEFT's files, the leaves themselves: beside linears by layer from the bottom, and copies.
     pub fn parameters(&self) -> Vec<(String, Tensor)> {
         let of_layers = self.deltas.iter().flat_map(|(linear, delta)| parameters(&self.settings, linear, delta));
-        of_layers.chain(self.embedding.parameters()).collect()
+        of_layers.chain(self.copies.parameters()).collect()
     }
 
     /// Draws every `B`, and what else begins as zero, from a normal distribution: with `B = 0` the gradient of `A` is zero, which proves nothing.
@@ -186,8 +184,8 @@ impl Adapter {
         let kind = accumulation_kind(kind);
         let moved = |tensor: &Tensor| tensor.to_kind(kind).to_device(device);
         let deltas = no_grad(|| self.deltas.into_iter().map(|(linear, delta)| (linear, delta.map(moved))).collect());
-        let embedding = no_grad(|| self.embedding.map(moved));
-        Self { deltas, embedding, ..self }
+        let copies = no_grad(|| self.copies.map(moved));
+        Self { deltas, copies, ..self }
     }
 }
 
@@ -221,7 +219,7 @@ fn keys_of_kind(config: &ModelConfig, settings: &PeftConfig) -> Vec<(&'static st
 /// What is trained beside a linear, by its names in PEFT's files.
 pub(super) fn parameters(settings: &PeftConfig, linear: &str, delta: &LoraDelta) -> Vec<(String, Tensor)> {
     let module = peft_module(settings, linear);
-    delta.parameters().into_iter().map(|(part, tensor)| (peft_tensor(&module, part), tensor.shallow_clone())).collect()
+    delta.parameters().into_iter().map(|(part, tensor)| (lora_tensor(&module, part), tensor.shallow_clone())).collect()
 }
 
 /// What an adapter has beside A and B of linears that stand alone.
@@ -254,7 +252,7 @@ impl Adapter {
             (AdapterFeature::BaseBiases, settings.bias != TrainedBias::None),
             (AdapterFeature::Experts, of_linears(is_of_experts)),
             (AdapterFeature::Routers, of_linears(is_router)),
-            (AdapterFeature::Embedding, targets_embedding(settings)),
+            (AdapterFeature::Embedding, of_linears(|linear| linear == EMBEDDING_MODULE)),
             (AdapterFeature::Output, of_linears(|linear| linear == OUTPUT_MODULE)),
             (AdapterFeature::SavedModules, !settings.modules_to_save.is_empty()),
             (AdapterFeature::Classes, settings.is_classifier),
@@ -266,7 +264,7 @@ impl Adapter {
 
     /// Whether something is trained that PEFT's files have no names for.
     pub fn has_extra_tensors(&self) -> bool {
-        self.embedding.copies.keys().any(|tensor| is_nameless(tensor))
+        self.copies.tensors.iter().any(|(tensor, _)| is_nameless(tensor))
     }
 
     pub fn largest_rank(&self) -> usize {
@@ -295,7 +293,7 @@ impl Adapter {
             init: InitLora::Uniform,
             ..settings.clone()
         };
-        Self { settings, deltas, embedding: self.embedding.map(Tensor::shallow_clone), is_new: false }
+        Self { settings, deltas, copies: self.copies.map(Tensor::shallow_clone), is_new: false }
     }
 
     /// An adapter of equal function with the rank `r` everywhere, at least [`Self::largest_rank`], and the factor 1: every linear's own factor is
@@ -429,7 +427,12 @@ mod tests {
             (vec![q(0), v.clone()], &[1], vec![q(0), whole(1, "self_attn.v_proj")], vec![q(0), v.clone()]),
             (vec![q(0), q(1)], &[1], vec![q(0), q(1)], vec![q(0), q(1)]),
             (vec!["0.mlp.up_proj".into(), v.clone()], &[1], vec![whole(1, "self_attn.v_proj")], vec![v.clone()]),
-            (vec!["model.embed_tokens".into(), q(1)], &[0], vec![q(1)], vec![q(1), "model.embed_tokens".into()]),
+            (
+                vec!["model.embed_tokens".into(), q(1)],
+                &[0],
+                vec![q(1), "model.embed_tokens".into()],
+                vec![q(1), "model.embed_tokens".into()],
+            ),
         ] {
             let begun = settings(&names, layers);
             let adapter = Adapter::with_settings(&config(), begun, 1, Kind::Double, Device::Cpu).unwrap();

@@ -7,11 +7,11 @@ use tch::{Device, Kind, Tensor};
 use super::adapter::Adapter;
 use super::check::check_io_layers;
 use super::config::ModelConfig;
-use super::io_layers::{EmbeddingAdapter, IoTensor, base_name, copied, copy_name, io_tensors, low_rank_io_layers};
+use super::io_layers::{TrainedCopies, base_name, copied_matrices, copies, copy_name};
 use super::linear::A;
-use super::names::{INNER, OUTPUT_MODULE, PEFT_PREFIX, peft_tensor};
+use super::names::{EMBEDDING, EMBEDDING_MODULE, INNER, OUTPUT, OUTPUT_MODULE, PEFT_PREFIX, SCORE, peft_tensor};
 use super::peft::{ADAPTER_CONFIG, PeftConfig, PeftFiles, read_peft, refused_settings, write_extra, write_peft};
-use super::targets::{LoraTarget, check_known, expression, targets, targets_embedding, written};
+use super::targets::{LoraTarget, check_known, expression, targets, written};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::{InitLora, ModuleSet};
 use crate::store::load_tensor;
@@ -27,7 +27,7 @@ impl Adapter {
         add_what_the_file_holds(config, &mut files)?;
         let refused = |error: Fault| refused_settings(&dir.join(ADAPTER_CONFIG), &[error.to_string().replace("`lora.", "`")]);
         let (targets, is_inner) = (targets(config, &files.config).map_err(refused)?, files.config.is_inner);
-        if targets.is_empty() && !targets_embedding(&files.config) {
+        if targets.is_empty() {
             check_known(config, &files.config).map_err(refused)?;
         }
         let of_file = |error: Fault| if error.kind() == FaultKind::BadSetting { refused(error) } else { error };
@@ -35,23 +35,22 @@ impl Adapter {
             target.parts(&files.config).into_iter().map(|(part, shape)| (target.tensor(part), shape)).collect()
         };
         check_io_layers(config, &files.config).map_err(of_file)?;
-        let whole = io_tensors(config, &files.config).into_iter().map(|(part, shape)| (part.name(is_inner), shape.to_vec()));
-        let copies = copied(config, &files.config)?.into_iter().map(|(name, width)| (copy_name(&name), vec![width]));
+        let of_copies = copies(config, &files.config)?.into_iter().map(|(name, shape)| (copy_name(&name, is_inner), shape));
         // PEFT saves embedding and output projection with an addition to them, unless it is told not to.
-        let bases = low_rank_io_layers(config, &files.config)?.into_iter().map(|layer| (layer, base_name(layer, is_inner)));
+        let is_target = |layer: &&str| targets.iter().any(|target| target.linear.name == *layer);
+        let bases = [EMBEDDING_MODULE, OUTPUT_MODULE].into_iter().filter(is_target);
+        let bases = bases.map(|layer| (layer, base_name(layer, is_inner)));
         let bases: Vec<_> = bases.filter(|(_, name)| files.tensors.contains(name)).collect();
         let of_bases = bases.iter().map(|(_, name)| (name.clone(), vec![config.vocab_size, config.hidden_size]));
-        files
-            .check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(whole).chain(copies).chain(of_bases).collect::<Vec<_>>())?;
+        files.check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(of_copies).chain(of_bases).collect::<Vec<_>>())?;
         // Copied, because training writes into the matrices, and a file's memory must not be written to.
         let load = |name: &str| Ok::<_, Fault>(load_finite(&files, name)?.to_kind(accumulation_kind(kind)).copy());
         let base = |(layer, name): (&'static str, String)| Ok::<_, Fault>((layer, load_finite(&files, &name)?));
         let bases = bases.into_iter().map(base).collect::<Result<_, _>>()?;
-        let copy = |name: &str, _| load(&copy_name(name));
-        let mut embedding = EmbeddingAdapter::new(config, &files.config, |part, _| load(&part.name(is_inner)), copy)?;
-        embedding.bases = bases;
+        let mut copies = TrainedCopies::new(config, &files.config, |name, _| load(&copy_name(name, is_inner)))?;
+        copies.bases = bases;
         let load = |target: &LoraTarget, part: &str, _: &[i64]| load(&target.tensor(part));
-        let adapter = Self::of_targets(config, files.config.clone(), &targets, embedding, load).map_err(of_file)?;
+        let adapter = Self::of_targets(config, files.config.clone(), &targets, copies, load).map_err(of_file)?;
         Ok(adapter.moved_to(kind, device))
     }
 
@@ -61,7 +60,7 @@ impl Adapter {
         if !files.config.is_classifier || config.num_classes.is_some() {
             return Ok(config);
         }
-        let score = files.tensors.get(&IoTensor::Score.name(false))?;
+        let score = files.tensors.get(&copy_name(SCORE, false))?;
         Ok(config.with_classes(score.shape.first().copied()))
     }
 
@@ -72,15 +71,14 @@ impl Adapter {
         let adapter = plain.as_ref().unwrap_or(self);
         let mut settings = PeftConfig { base_model: Some(base_model.into()), revision: None, ..written(&adapter.settings)? };
         let bases =
-            adapter.embedding.bases.iter().map(|(layer, base_ve)| (base_name(layer, settings.is_inner), base_ve.shallow_clone()));
+            adapter.copies.bases.iter().map(|(layer, base_ve)| (base_name(layer, settings.is_inner), base_ve.shallow_clone()));
         let all = adapter.parameters().into_iter().chain(bases);
         let (tensors, extra): (Vec<_>, Vec<_>) = all.partition(|(name, _)| name.starts_with(PEFT_PREFIX));
         if !extra.is_empty() {
             let means_extra = |module: &String| extra.iter().any(|(name, _)| name.ends_with(module.as_str()));
-            let (modules, saved) = settings.modules_to_save.into_iter().partition(means_extra);
-            let modules: Vec<String> = modules;
+            let (modules, saved): (Vec<String>, _) = settings.modules_to_save.into_iter().partition(means_extra);
             settings.modules_to_save = saved;
-            write_extra(dir, &modules, &extra)?;
+            write_extra(dir, modules, &extra)?;
         }
         write_peft(dir, &settings, &tensors)
     }
@@ -92,13 +90,13 @@ fn add_what_the_file_holds(
     config: &ModelConfig,
     PeftFiles { config: settings, tensors, .. }: &mut PeftFiles,
 ) -> Result<(), Fault> {
-    let named = io_tensors(config, settings);
-    let ends = [(IoTensor::Embedding, "embed_tokens"), (IoTensor::Output, OUTPUT_MODULE)];
+    let named = copied_matrices(config, settings);
+    let ends = [(EMBEDDING, "embed_tokens"), (OUTPUT, OUTPUT_MODULE)];
     let mut whole = ends.to_vec();
-    whole.retain(|(part, _)| tensors.contains(&part.name(settings.is_inner)));
+    whole.retain(|(name, _)| tensors.contains(&copy_name(name, settings.is_inner)));
     // Of a tied model one alone would be both in PEFT.
     if !config.tie_word_embeddings || whole.len() == ends.len() {
-        whole.retain(|(part, _)| !named.iter().any(|(other, _)| other == part));
+        whole.retain(|(name, _)| !named.iter().any(|(other, _)| other == name));
         settings.has_unnamed = !whole.is_empty();
         settings.modules_to_save.extend(whole.iter().map(|(_, module)| (*module).to_owned()));
     }
@@ -416,7 +414,7 @@ mod tests {
             let whole = (peft_tensor(layer, "weight"), Tensor::ones([512, 64], (Kind::Float, Device::Cpu)));
             let dir = with_tensors(&changes, |all| all.push((whole.0.clone(), whole.1.shallow_clone())));
             let (read, again) = (load(dir.path()).unwrap(), tempfile::tempdir().unwrap());
-            assert_eq!((read.deltas.len(), read.embedding.parameters()), (21, vec![whole]), "{changes}");
+            assert_eq!((read.deltas.len(), read.copies.parameters()), (21, vec![whole]), "{changes}");
             read.save_peft(again.path(), "model").unwrap();
             assert_eq!(load(again.path()).unwrap().parameters(), read.parameters(), "{changes}");
             let is_named = targets.is_array();

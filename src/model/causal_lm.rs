@@ -15,7 +15,7 @@ use super::embedding::Embedding;
 use super::gates::{self, GATE_TENSORS, Gates};
 use super::io_layers::BASE_WEIGHT;
 use super::linear::{Linear, LoraDelta, PissaInit};
-use super::names::{FINAL_NORM, OUTPUT_MODULE, layer_of};
+use super::names::{EMBEDDING_MODULE, FINAL_NORM, OUTPUT_MODULE, layer_of};
 use super::peft::PeftConfig;
 use super::positions::{DropoutContext, Positions, TokenContext};
 use super::source::ModelSource;
@@ -108,18 +108,19 @@ impl Model {
         if let Trainable::AllWeights(all) = &self.trained {
             all.freeze();
         }
-        let Adapter { settings, deltas, embedding, is_new } = adapter.moved_to(self.kind, self.device);
+        let Adapter { settings, deltas, copies, is_new } = adapter.moved_to(self.kind, self.device);
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
         self.release_layers();
         self.linears_mut().for_each(|linear| linear.set_pissa(None));
         self.linears_mut().for_each(|linear| linear.delta = deltas.remove(&linear.name));
         self.stacked_mut().for_each(|(name, delta)| *delta = deltas.remove(name));
         self.embedding.output.delta = deltas.remove(OUTPUT_MODULE);
+        self.embedding.delta = deltas.remove(EMBEDDING_MODULE);
         if is_new && settings.init == InitLora::Pissa {
             self.linears_mut().for_each(Linear::init_pissa);
         }
         self.let_linears_wait();
-        self.copyable_mut().for_each(|vector| vector.trained = embedding.copy(&vector.name));
+        self.copyable_mut().for_each(|vector| vector.trained = copies.get(&vector.name).map(Tensor::shallow_clone));
         if is_new {
             for idx in 0..self.layers.len() {
                 self.bring_layers(idx..idx + 1, None);
@@ -129,7 +130,7 @@ impl Model {
             self.final_norm.weight_e.init_trained();
             self.release_layers();
         }
-        self.embedding.train(embedding, is_new);
+        self.embedding.train(copies, is_new);
         self.trained = Trainable::Adapter(settings);
     }
 
@@ -160,12 +161,12 @@ impl Model {
     pub fn adapter(&self) -> Option<Adapter> {
         let Trainable::Adapter(settings) = &self.trained else { return None };
         let alias = |(linear, delta): (&str, &LoraDelta)| (linear.to_owned(), delta.map(Tensor::shallow_clone));
-        let (deltas, embedding) = (self.deltas().map(alias).collect(), self.embedding.alias_trained());
-        Some(Adapter { settings: settings.clone(), deltas, embedding, is_new: false })
+        let (deltas, copies) = (self.deltas().map(alias).collect(), self.embedding.alias_trained());
+        Some(Adapter { settings: settings.clone(), deltas, copies, is_new: false })
     }
 
     fn deltas(&self) -> impl Iterator<Item = (&str, &LoraDelta)> {
-        self.layers.iter().flat_map(DecoderLayer::deltas).chain(self.embedding.delta())
+        self.layers.iter().flat_map(DecoderLayer::deltas).chain(self.embedding.deltas())
     }
 
     fn all_weights(&self) -> Option<&AllWeights> {
@@ -190,7 +191,7 @@ impl Model {
             return 0;
         }
         let of_deltas = self.layers.iter().position(|layer| !layer.deltas().is_empty());
-        let of_copies = self.embedding.trained.copies.keys().filter_map(|name| layer_of(name)).min();
+        let of_copies = self.embedding.trained.tensors.iter().filter_map(|(name, _)| layer_of(name)).min();
         of_deltas.into_iter().chain(of_copies).min().unwrap_or(self.layers.len())
     }
 
@@ -238,7 +239,11 @@ impl Model {
     /// The parameters before the first layer: the embedding `(V, E)`, where it is trained, and of an adapter what it adds. Of a tied
     /// model all of whose weights are trained the embedding is among the [`Self::head_parameters`], too.
     pub fn embedding_parameters(&self) -> Vec<(String, Tensor)> {
-        self.all_weights().map_or_else(|| self.embedding.trained.of_embedding(), |all| all.embedding().into_iter().collect())
+        let Trainable::Adapter(settings) = &self.trained else {
+            return self.all_weights().and_then(AllWeights::embedding).into_iter().collect();
+        };
+        let beside = self.embedding.delta.iter().flat_map(|delta| adapter::parameters(settings, EMBEDDING_MODULE, delta));
+        self.embedding.trained.of_embedding().into_iter().chain(beside).collect()
     }
 
     /// Picks from tensors that [`Self::save_trained`] has written those that are trained, as [`Self::parameters`] has them. Where an adapter has

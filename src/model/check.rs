@@ -4,10 +4,10 @@ use std::fmt::Display;
 
 use super::bad_setting;
 use super::config::ModelConfig;
-use super::io_layers::{IoTensor, copied, copyable, io_tensors};
+use super::io_layers::{copied_vectors, copyable};
 use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE};
 use super::peft::PeftConfig;
-use super::targets::{LoraTarget, is_of_experts, module, targets_embedding, targets_output};
+use super::targets::{LoraTarget, is_of_experts, module, targets};
 use crate::recipe::{InitLora, ModuleSet, TrainedBias};
 use crate::units::Fault;
 
@@ -25,12 +25,11 @@ pub(super) fn check_settings(config: &ModelConfig, settings: &PeftConfig, target
     check_layers(config, settings, targets)?;
     check_kind(config, settings, targets)?;
     if settings.init == InitLora::Pissa {
-        check_pissa(settings, targets)?;
+        check_pissa(targets)?;
     }
     let is_empty = settings.target_modules == ModuleSet::NONE && settings.target_parameters.is_empty();
     refuse(is_empty, "target_modules", &"empty", "at least one name")?;
-    let has_none = targets.is_empty() && !targets_embedding(settings);
-    refuse(has_none, "exclude_modules", &"all of `target_modules`", "names that leave one of them")
+    refuse(targets.is_empty(), "exclude_modules", &"all of `target_modules`", "names that leave one of them")
 }
 
 /// Refuses dropout where a linear does not know where a token stands: each expert sees its tokens sorted (PEFT has no dropout for parameters
@@ -50,7 +49,8 @@ fn check_layers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarg
     let lists_are = |is_wrong, expected| refuse(is_wrong, "layers_pattern", &format_args!("{lists:?}"), expected);
     layers_are(layers.iter().any(|layer| *layer >= config.num_layers()), "layers of the model, counted from 0")?;
     lists_are(has_lists && !has_layers, "`[]` without `layers_to_transform`")?;
-    lists_are(has_lists && targets.is_empty(), "a name of the list of layers in the names of modules: `layers`")?;
+    let has_none = targets.iter().all(LoraTarget::is_embedding);
+    lists_are(has_lists && has_none, "a name of the list of layers in the names of modules: `layers`")?;
     let is_expression = matches!(settings.target_modules, ModuleSet::Matching(_));
     layers_are(has_layers && is_expression, "`[]` where `target_modules` is an expression: it names layers itself")?;
     let has_parameters = targets.iter().any(LoraTarget::is_parameter);
@@ -80,11 +80,10 @@ fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget
 }
 
 /// Refuses parts of weights that an adapter can not begin as.
-fn check_pissa(settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Fault> {
+fn check_pissa(targets: &[LoraTarget]) -> Result<(), Fault> {
     let pissa = |is_wrong, expected| refuse(is_wrong, "init_lora_weights", &"pissa", expected);
-    let is_special = |target: &LoraTarget| target.is_parameter() || target.linear.name == OUTPUT_MODULE;
-    let has_special = targets_embedding(settings) || targets.iter().any(is_special);
-    pissa(has_special, "`uniform` where experts, routers, `embed_tokens` or `lm_head` are targets")?;
+    let is_special = |target: &LoraTarget| target.is_parameter() || target.is_embedding() || target.linear.name == OUTPUT_MODULE;
+    pissa(targets.iter().any(is_special), "`uniform` where experts, routers, `embed_tokens` or `lm_head` are targets")?;
     // What is written has twice the rank.
     let is_narrow = |target: &LoraTarget| 2 * target.r > target.linear.spec.inner.min(target.linear.spec.out);
     pissa(targets.iter().any(is_narrow), "`uniform` where `r` is more than half of a target's inputs or outputs")
@@ -126,21 +125,18 @@ pub(super) fn check_io_layers(config: &ModelConfig, settings: &PeftConfig) -> Re
         settings.modules_to_save.iter().any(is_other),
         "`embed_tokens`, `lm_head` and ends of names of norms and sinks, as `norm` or `sinks`",
     )?;
-    if settings.is_inner && !copied(config, settings)?.is_empty() {
+    if settings.is_inner && !copied_vectors(config, settings)?.is_empty() {
         let expected = "nothing that PEFT would train in the eyes of a model that sees, too: norms, biases of other linears";
         refuse(settings.bias == TrainedBias::All, "bias", &"all", expected)?;
         saved_are(true, expected)?;
     }
-    let tensors = io_tensors(config, settings);
-    let has = |tensor| tensors.iter().any(|(other, _)| *other == tensor);
-    let has_output = has(IoTensor::Output);
     let expected = "no `lm_head` where the head is `seq_classification`, which has none";
-    saved_are(has_output && settings.is_classifier, expected)?;
-    let adds_to_output = targets_output(config, settings)?;
-    refuse(settings.lora_bias && adds_to_output, "lora_bias", &true, "false where `lm_head` is a target")?;
-    let adds_to_embedding = has(IoTensor::LowRankA);
+    saved_are(settings.saves(OUTPUT_MODULE) && settings.is_classifier, expected)?;
+    let targets = targets(config, settings)?;
+    let adds_to = |end| targets.iter().any(|target| target.linear.name == end);
+    refuse(settings.lora_bias && adds_to(OUTPUT_MODULE), "lora_bias", &true, "false where `lm_head` is a target")?;
     for (key, is_on) in [("use_dora", settings.use_dora), ("lora_bias", settings.lora_bias)] {
-        refuse(is_on && adds_to_embedding, key, &true, "false where `embed_tokens` is a target")?;
+        refuse(is_on && adds_to(EMBEDDING_MODULE), key, &true, "false where `embed_tokens` is a target")?;
     }
     Ok(())
 }

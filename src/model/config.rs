@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tch::Kind;
 
-use super::names::{OUTPUT_MODULE, layer_of, layer_tensor};
+use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE, layer_of, layer_tensor};
 use super::spec::{LayerSpec, LinearSpec, RopeSpec};
 use crate::recipe::CacheLength;
 use crate::units::{Bytes, LayerIdx, distinct};
@@ -130,11 +130,15 @@ impl ModelConfig {
         self.layers.iter().enumerate().flat_map(of_layer).collect()
     }
 
-    /// The output projection, as if it were of a further layer; a classifier has none.
-    pub(super) fn output(&self) -> Option<ModelLinear> {
-        let (name, layer) = (OUTPUT_MODULE.to_owned(), LayerIdx(self.num_layers()));
-        let spec = LinearSpec { path: OUTPUT_MODULE.into(), out: self.vocab_size, inner: self.hidden_size, has_bias: false };
-        self.num_classes.is_none().then_some(ModelLinear { layer, number: 0, name, spec })
+    /// The output projection, and the embedding as a linear of tokens that are ones among zeros, as if they were of a further layer; a
+    /// classifier has no output projection.
+    pub(super) fn ends(&self) -> impl Iterator<Item = ModelLinear> {
+        let end = |number, name: &'static str, [out, inner]: [usize; 2]| {
+            let spec = LinearSpec { path: name.into(), out, inner, has_bias: false };
+            ModelLinear { layer: LayerIdx(self.num_layers()), number, name: name.to_owned(), spec }
+        };
+        let output = self.num_classes.is_none().then(|| end(0, OUTPUT_MODULE, [self.vocab_size, self.hidden_size]));
+        output.into_iter().chain([end(1, EMBEDDING_MODULE, [self.hidden_size, self.vocab_size])])
     }
 
     /// A model whose last hidden states are scored by `num_classes` classes: its own, where it has some.

@@ -2,10 +2,10 @@
 
 use super::LayerSpec;
 use super::config::ModelConfig;
-use super::io_layers::{IoTensor, copied, io_tensors};
+use super::io_layers::copies;
 use super::layout::{self, Role};
 use super::linear::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
-use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE, layer_of};
+use super::names::{EMBEDDING, EMBEDDING_MODULE, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE, layer_of};
 use super::spec::SINKS;
 use super::targets::{LoraTarget, peft_settings, targets};
 use crate::recipe::LoraRecipe;
@@ -38,6 +38,7 @@ pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Resul
     for target in targets(config, &settings)? {
         for (part, shape) in target.parts(&settings) {
             let kind = match part {
+                A | B if target.is_embedding() => "LoRA of the embedding",
                 A | B => "LoRA",
                 B_BIAS => "biases of LoRA",
                 MAGNITUDE => "DoRA's lengths",
@@ -47,22 +48,16 @@ pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Resul
             add(kind, shape.iter().product());
         }
     }
-    for (part, [rows, columns]) in io_tensors(config, &settings) {
-        let kind = match part {
-            IoTensor::Embedding => "copy of embed_tokens",
-            IoTensor::LowRankA | IoTensor::LowRankB => "LoRA of the embedding",
-            IoTensor::Output => "copy of lm_head",
-            IoTensor::Score => "scores of classes",
-        };
-        add(kind, rows * columns);
-    }
-    for (name, width) in copied(config, &settings)? {
-        let kind = match name.rsplit('.').next() {
-            Some("bias") => "biases",
-            Some("weight") => "copies of norms",
+    for (name, shape) in copies(config, &settings)? {
+        let kind = match (&*name, name.rsplit('.').next()) {
+            (EMBEDDING, _) => "copy of embed_tokens",
+            (OUTPUT, _) => "copy of lm_head",
+            (SCORE, _) => "scores of classes",
+            (_, Some("bias")) => "biases",
+            (_, Some("weight")) => "copies of norms",
             _ => "attention sinks",
         };
-        add(kind, width);
+        add(kind, shape.iter().product());
     }
     Ok(kinds)
 }
@@ -77,7 +72,7 @@ pub fn sizes_of_weights(config: &ModelConfig) -> Vec<usize> {
 pub struct TrainedPart {
     /// Whether it is all weights; otherwise an adapter.
     pub is_weights: bool,
-    /// The most rows of an adapter's A matrices.
+    /// The most rows of an adapter's A matrices, but for the embedding's.
     pub r: usize,
     /// The projections that have matrices of an adapter in some layer.
     pub targets: Vec<Projection>,
@@ -103,27 +98,27 @@ impl TrainedPart {
             return Ok(Self { is_weights: true, numbers, embedding_numbers, output_numbers, ..Self::default() });
         };
         let settings = peft_settings(config, lora)?;
-        let (targets, copied) = (targets(config, &settings)?, copied(config, &settings)?);
-        let numbers_of_io = |is_below: bool| {
-            let tensors = io_tensors(config, &settings).into_iter();
-            let meant = tensors.filter(|(part, _)| part.is_below_the_layers() == is_below);
-            meant.map(|(_, [rows, columns])| rows * columns).sum::<usize>()
+        let (targets, copies) = (targets(config, &settings)?, copies(config, &settings)?);
+        let numbers_of = |names: &[&str]| {
+            let meant = copies.iter().filter(|(name, _)| names.contains(&&**name));
+            meant.map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>()
         };
-        let beside_output = targets.iter().filter(|target| target.linear.name == OUTPUT_MODULE);
-        let beside_output = beside_output.flat_map(|target| target.parts(&settings)).map(|(_, shape)| shape.iter().product());
-        let final_norm = copied.iter().filter(|(name, _)| name == FINAL_NORM).map(|(_, width)| *width);
-        let embedding_numbers = numbers_of_io(true);
+        let numbers_beside = |end: &str| {
+            let parts = targets.iter().filter(|target| target.linear.name == end).flat_map(|target| target.parts(&settings));
+            parts.map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>()
+        };
+        let embedding_numbers = numbers_of(&[EMBEDDING]) + numbers_beside(EMBEDDING_MODULE);
         let linears = targets.iter().map(|target| &target.linear.name);
-        let layers = linears.chain(copied.iter().map(|(name, _)| name)).filter_map(|name| layer_of(name));
+        let layers = linears.chain(copies.iter().map(|(name, _)| name)).filter_map(|name| layer_of(name));
         let first_layer = if embedding_numbers > 0 { 0 } else { layers.min().unwrap_or(config.num_layers()) };
         Ok(Self {
             is_weights: false,
-            r: targets.iter().map(|target| target.r).max().unwrap_or(lora.r),
+            r: targets.iter().filter(|target| !target.is_embedding()).map(|target| target.r).max().unwrap_or(lora.r),
             targets: Projection::among(&targets),
             numbers: trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum(),
             first_layer,
             embedding_numbers,
-            output_numbers: numbers_of_io(false) + beside_output.chain(final_norm).sum::<usize>(),
+            output_numbers: numbers_of(&[OUTPUT, SCORE, FINAL_NORM]) + numbers_beside(OUTPUT_MODULE),
             has_dropout: lora.dropout > 0.0,
             has_magnitudes: lora.use_dora,
         })

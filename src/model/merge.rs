@@ -12,7 +12,7 @@ use super::all_weights::COMPANIONS;
 use super::causal_lm::Model;
 use super::config::ModelConfig;
 use super::families::{own_name, unwrapped};
-use super::io_layers::{EmbeddingAdapter, IoTensor};
+use super::io_layers::TrainedCopies;
 use super::layout::{self, TensorEntry};
 use super::linear::LoraDelta;
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, layer_tensor};
@@ -65,9 +65,9 @@ impl MergedModel {
             object.remove("torch_dtype");
             object.insert("dtype".into(), json!("float32"));
         }
-        let (deltas, embedding) = adapter.map(|adapter| (adapter.deltas, adapter.embedding)).unwrap_or_default();
+        let (deltas, copies) = adapter.map(|adapter| (adapter.deltas, adapter.copies)).unwrap_or_default();
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
-        let output = deltas.remove(OUTPUT_MODULE);
+        let ends = [OUTPUT_MODULE, EMBEDDING_MODULE].map(|end| deltas.remove(end));
         let head = |entry: TensorEntry| TensorHead { name: entry.name, dtype: Dtype::F32, shape: entry.shape };
         let mut merged = Self {
             dir: source.dir.to_owned(),
@@ -78,8 +78,10 @@ impl MergedModel {
             deltas: BTreeMap::new(),
             saved: BTreeMap::new(),
         };
-        let mut saved = merged_io_layers(&config, &embedding, output.as_ref(), |name| merged.stored(name))?;
-        saved.extend(embedding.copies.iter().map(|(name, leaf)| (name.clone(), leaf.detach())));
+        let mut saved = merged_io_layers(&config, &copies, ends.each_ref().map(Option::as_ref), |name| merged.stored(name))?;
+        for (name, leaf) in &copies.tensors {
+            saved.entry(name.clone()).or_insert_with(|| leaf.detach());
+        }
         let changes_config = change_config(&mut object, &config, &saved)? || is_packed;
         for linear in config.linears().iter().filter(|linear| !linear.spec.has_bias) {
             if deltas.get(&linear.name).is_some_and(|lora| lora.b_bias_o.is_some()) {
@@ -261,29 +263,29 @@ impl MergedModel {
 /// What an adapter has trained of embedding and output projection, by names in the model. Of two that were one matrix both are there.
 fn merged_io_layers(
     config: &ModelConfig,
-    embedding: &EmbeddingAdapter,
-    output: Option<&LoraDelta>,
+    copies: &TrainedCopies,
+    [output, input]: [Option<&LoraDelta>; 2],
     stored: impl Fn(&str) -> Result<Option<Tensor>, Fault>,
 ) -> Result<BTreeMap<String, Tensor>, Fault> {
     let mut saved = BTreeMap::new();
-    for (part, name) in [(IoTensor::Embedding, EMBEDDING), (IoTensor::Output, OUTPUT), (IoTensor::Score, SCORE)] {
-        saved.extend(embedding.get(part).map(|tensor| (name.to_owned(), tensor.detach())));
+    for name in [EMBEDDING, OUTPUT, SCORE] {
+        saved.extend(copies.get(name).map(|tensor| (name.to_owned(), tensor.detach())));
     }
-    let has_addition = embedding.get(IoTensor::LowRankA).is_some();
     let leaves_output = config.tie_word_embeddings
-        && (has_addition || saved.contains_key(EMBEDDING))
+        && (input.is_some() || saved.contains_key(EMBEDDING))
         && !saved.contains_key(OUTPUT)
         && !saved.contains_key(SCORE)
         && !config.has_score
         && output.is_none();
-    if output.is_none() && !has_addition && !leaves_output && saved.is_empty() {
+    if output.is_none() && input.is_none() && !leaves_output && saved.is_empty() {
         return Ok(saved);
     }
     let Some(stored_ve) = stored(EMBEDDING)? else { return Ok(saved) };
-    let base = |layer, stored: &Tensor| embedding.bases.get(layer).unwrap_or(stored).shallow_clone();
+    let base = |layer, stored: &Tensor| copies.bases.get(layer).unwrap_or(stored).shallow_clone();
     let base_ve = base(EMBEDDING_MODULE, &stored_ve);
-    if has_addition {
-        saved.insert(EMBEDDING.into(), no_grad(|| embedding.added_to(&base_ve.to_kind(accumulation_kind(stored_ve.kind())))));
+    if let Some(lora) = input {
+        let base_ev = base_ve.to_kind(accumulation_kind(stored_ve.kind())).tr();
+        saved.insert(EMBEDDING.into(), no_grad(|| sum(&base_ev, lora).tr().contiguous()));
     }
     if let Some(lora) = output {
         let own_ve = if config.tie_word_embeddings { None } else { stored(OUTPUT)? };

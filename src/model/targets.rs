@@ -47,7 +47,11 @@ impl LoraTarget {
 
     /// The name in PEFT's files of one of its [`Self::parts`].
     pub(super) fn tensor(&self, part: &str) -> String {
-        peft_tensor(&self.peft, part)
+        lora_tensor(&self.peft, part)
+    }
+
+    pub(super) fn is_embedding(&self) -> bool {
+        self.linear.name == EMBEDDING_MODULE
     }
 
     /// Whether it is the same linear of all experts.
@@ -59,6 +63,17 @@ impl LoraTarget {
     pub(super) fn is_parameter(&self) -> bool {
         is_of_experts(&self.linear.name) || ["mlp.gate", "mlp.router"].iter().any(|router| self.peft.ends_with(router))
     }
+}
+
+/// The name in PEFT's files of what is trained beside a linear, by the name of its [`peft_module`].
+pub(super) fn lora_tensor(module: &str, part: &str) -> String {
+    let is_embedding = module.ends_with("embed_tokens");
+    let part = match part {
+        A if is_embedding => "lora_embedding_A",
+        B if is_embedding => "lora_embedding_B",
+        part => part,
+    };
+    peft_tensor(module, part)
 }
 
 /// Whether the tokens of a linear are those that were sent to an expert.
@@ -111,18 +126,15 @@ pub(super) fn check_known(config: &ModelConfig, settings: &PeftConfig) -> Result
 /// Refuses names in a recipe that mean nothing in the model, but for those that the `file` of an adapter has: PEFT passes over them all.
 pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig, file: &PeftConfig) -> Result<(), Fault> {
     check_known(config, settings)?;
-    let layers = &settings.layers_to_transform;
-    if means_embedding(settings) && !targets_embedding(settings) {
-        let whole = module(settings, EMBEDDING_MODULE);
+    let (whole, meant) = (module(settings, EMBEDDING_MODULE), meant(config, settings)?);
+    let is_left_out = |linear: &ModelLinear| linear.name == EMBEDDING_MODULE && !is_of_layers(settings, linear);
+    if meant.iter().any(is_left_out) && !settings.exclude_modules.names(&whole) {
         let expected = format!("`[]` where `embed_tokens` is a target: it is of no layer; or name it whole, `{whole}`");
-        return Err(bad_setting("layers_to_transform", &format!("{layers:?}"), &expected));
+        return Err(bad_setting("layers_to_transform", &format!("{:?}", settings.layers_to_transform), &expected));
     }
-    let without = PeftConfig { exclude_modules: ModuleSet::NONE, ..settings.clone() };
-    let embedding = |settings| targets_embedding(settings).then(|| module(settings, EMBEDDING_MODULE).into_owned());
-    let linears = meant(config, &without)?.into_iter().filter(|linear| is_of_layers(&without, linear));
-    let linears = linears.map(|linear| module(settings, &linear.name).into_owned());
-    let meant: Vec<String> = linears.chain(embedding(&without)).collect();
-    let left: Vec<String> = targets(config, settings)?.into_iter().map(|target| target.name).chain(embedding(settings)).collect();
+    let meant = meant.into_iter().filter(|linear| is_of_layers(settings, linear));
+    let meant: Vec<String> = meant.map(|linear| module(settings, &linear.name).into_owned()).collect();
+    let left: Vec<String> = targets(config, settings)?.into_iter().map(|target| target.name).collect();
     let passed = file.exclude_modules.entries();
     let mut excluded = settings.exclude_modules.entries().into_iter();
     let idle = excluded.find(|entry| !passed.contains(entry) && !meant.iter().any(|module| entry.names(module)));
@@ -139,22 +151,6 @@ pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig, file: &Pe
         name[module.rfind('.').map_or(0, |dot| dot + 1)..].to_owned()
     };
     Err(unknown_target(key, idle, &distinct(modules.iter().map(last))))
-}
-
-/// Whether the embedding gets matrices of low rank.
-pub(super) fn targets_embedding(settings: &PeftConfig) -> bool {
-    // It is of no layer.
-    let is_of_layers = settings.layers_to_transform.is_empty() || names_whole(settings, &module(settings, EMBEDDING_MODULE));
-    means_embedding(settings) && is_of_layers
-}
-
-/// Whether the output projection does.
-pub(super) fn targets_output(config: &ModelConfig, settings: &PeftConfig) -> Result<bool, Fault> {
-    Ok(targets(config, settings)?.iter().any(|target| target.linear.name == OUTPUT_MODULE))
-}
-
-fn means_embedding(settings: &PeftConfig) -> bool {
-    means(settings, EMBEDDING_MODULE) && !settings.exclude_modules.names(&module(settings, EMBEDDING_MODULE))
 }
 
 /// Whether the targets mean a module, by its name in the model. As in PEFT, what is saved whole gets no matrices.
@@ -202,9 +198,7 @@ pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftC
             () => linear.spec.name().to_owned(),
         }
     };
-    let whole_embedding = has_layers.then(|| module(&settings, EMBEDDING_MODULE).into_owned());
-    let embedding = targets_embedding(&settings).then(|| whole_embedding.unwrap_or_else(|| "embed_tokens".to_owned()));
-    let names = linears.iter().filter(|linear| is_of_layers(&settings, linear)).map(name).chain(embedding);
+    let names = linears.iter().filter(|linear| is_of_layers(&settings, linear)).map(name);
     let is_expression = matches!(settings.target_modules, ModuleSet::Matching(_));
     let target_modules = if is_expression { settings.target_modules.clone() } else { ModuleSet::Names(distinct(names)) };
     let target_parameters = listed_parameters(config, &settings);
@@ -234,11 +228,10 @@ pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<M
         return Ok(config.linears().into_iter().filter(is_meant).collect());
     }
     let is_meant = |linear: &ModelLinear| means(settings, &linear.name);
-    let linears: Vec<ModelLinear> = config.linears().into_iter().chain(config.output()).filter(is_meant).collect();
+    let linears: Vec<ModelLinear> = config.linears().into_iter().chain(config.ends()).filter(is_meant).collect();
     if let ModuleSet::Matching(regex) = &settings.target_modules {
-        let matches_nothing = linears.is_empty() && !targets_embedding(settings);
         // PEFT knows no matrices beside a norm.
-        if matches_nothing || means(settings, FINAL_NORM.trim_end_matches(".weight")) {
+        if linears.is_empty() || means(settings, FINAL_NORM.trim_end_matches(".weight")) {
             let expected = "an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, or \
                             `model.embed_tokens`, or `lm_head`, only";
             return Err(bad_setting("target_modules", &format!("`{}`", regex.written()), expected));
@@ -268,8 +261,8 @@ pub(super) fn all_names(config: &ModelConfig, settings: &PeftConfig) -> Vec<Stri
 }
 
 fn modules(config: &ModelConfig, settings: &PeftConfig) -> Vec<String> {
-    let linears = config.linears().into_iter().chain(config.output()).map(|linear| linear.name);
-    linears.chain([EMBEDDING_MODULE.to_owned()]).map(|name| module(settings, &name).into_owned()).collect()
+    let linears = config.linears().into_iter().chain(config.ends());
+    linears.map(|linear| module(settings, &linear.name).into_owned()).collect()
 }
 
 /// All linears that PEFT sees as parameters, bottom to top, and how many experts' lie side by side in each.
@@ -317,7 +310,7 @@ pub(super) fn written(settings: &PeftConfig) -> Result<PeftConfig, Fault> {
     let ends: Vec<&str> = names.iter().map(String::as_str).filter(|name| !name.starts_with(INNER)).collect();
     let escaped = |name: &str| name.replace('.', r"\.");
     let of_layers = (!ends.is_empty()).then(|| format!(r"layers\.{layers}\.(?:.*\.)?(?:{})", escaped(&ends.join("|"))));
-    let embedding = targets_embedding(settings).then(|| "embed_tokens".to_owned());
+    let embedding = means(settings, EMBEDDING_MODULE).then(|| "embed_tokens".to_owned());
     let all: Vec<String> = embedding.into_iter().chain(whole.map(escaped)).chain(of_layers).collect();
     let expression = if let [only] = &all[..] { only.clone() } else { format!("(?:{})", all.join("|")) };
     let expression = format!("{}{expression}", escaped(INNER));

@@ -21,7 +21,7 @@ impl Model {
     fn detach_adapter(&mut self) -> impl FnOnce(&mut Self) + use<> {
         self.release_layers();
         let linears: Vec<_> = self.linears_mut().map(Linear::detach).collect();
-        let output = self.embedding.output.detach();
+        let (output, input) = (self.embedding.output.detach(), self.embedding.delta.take());
         let stacked: Vec<_> = self.stacked_mut().map(|(_, delta)| delta.take()).collect();
         let copies: Vec<_> = self.copyable_mut().map(|vector| vector.trained.take()).collect();
         self.let_linears_wait();
@@ -32,6 +32,7 @@ impl Model {
             model.stacked_mut().zip(stacked).for_each(|((_, delta), before)| *delta = before);
             model.linears_mut().zip(linears).for_each(|(linear, attach)| attach(linear));
             output(&mut model.embedding.output);
+            model.embedding.delta = input;
             model.copyable_mut().zip(copies).for_each(|(vector, copy)| vector.trained = copy);
             model.let_linears_wait();
             model.embedding.train(embedding, false);

@@ -52,9 +52,9 @@ fn current_name(name: String) -> String {
 }
 
 /// Writes into an existing directory what PEFT's files have no names for; `modules` of `modules_to_save` mean it.
-pub(in crate::model) fn write_extra(dir: &Path, modules: &[String], tensors: &[(String, Tensor)]) -> Result<(), Fault> {
-    let modules = serde_json::Value::from(modules.to_vec()).to_string();
-    let metadata = BTreeMap::from([("format".into(), "pt".into()), (EXTRA_MODULES.into(), modules)]);
+pub(in crate::model) fn write_extra(dir: &Path, modules: Vec<String>, tensors: &[(String, Tensor)]) -> Result<(), Fault> {
+    let mut metadata = pt_metadata();
+    metadata.insert(EXTRA_MODULES.into(), serde_json::Value::from(modules).to_string());
     save_tensors(&dir.join(EXTRA_TENSORS), tensors, &metadata)
 }
 
@@ -107,7 +107,7 @@ mod tests {
     fn adapter(dir: &Path) -> PeftFiles {
         let names = ModuleSet::Names(vec!["q_proj".into()]);
         let config = PeftConfig::plain(1, 2.0, 0.0, names);
-        let zeros = |name: &str, size: [i64; 2]| (name.to_owned(), Tensor::zeros(size, (Kind::Float, Device::Cpu)));
+        let zeros = |name: &str, shape: [i64; 2]| (name.to_owned(), Tensor::zeros(shape, (Kind::Float, Device::Cpu)));
         write_peft(dir, &config, &[zeros("a.lora_A.weight", [1, 3]), zeros("a.lora_B.weight", [2, 1])]).unwrap();
         read_peft(dir).unwrap()
     }

@@ -100,15 +100,16 @@ impl CodedRows {
     }
 }
 
-/// Codes of some bits that lie in bytes, those of 3 bits in eights: `(rows, bytes)`, u8; `(rows, codes)` out, with those that fill the last byte.
+/// Codes of some bits that lie in bytes one behind the other, the first in the lowest bits; eight of 3, 5, 6 or 7 bits in as many bytes:
+/// `(rows, bytes)`, u8; `(rows, codes)` out, with those that fill the last bytes.
 fn codes_in(bytes: &Tensor, bits: i64, is_high_nibble_first: bool) -> Tensor {
     let rows = bytes.size()[0];
     let (words, each) = match bits {
         8 => return bytes.shallow_clone(),
-        3 => {
-            let parts = bytes.view([rows, -1, 3]).to_kind(Kind::Int);
+        3 | 5..=7 => {
+            let parts = bytes.view([rows, -1, bits]).to_kind(if bits == 3 { Kind::Int } else { Kind::Int64 });
             let part = |at: i64| -> Tensor { parts.select(2, at).bitwise_left_shift_tensor_scalar(8 * at) };
-            (part(0) + part(1) + part(2), 8)
+            ((0..bits).map(part).reduce(|all, part| all + part).unwrap_or_default(), 8)
         }
         _ => (bytes.shallow_clone(), 8 / bits),
     };
@@ -157,31 +158,13 @@ impl PackedForm for CodedRows {
     }
 }
 
-/// Values of some bits each, which lie in 32-bit words along the last axis, the first in the lowest bits; they may cross words: `(…, words)`, int32;
-/// `(…, count)`, u8 out.
+/// Values of some bits each, which lie in 32-bit words one behind the other, the first in the lowest bits; they may cross words: `(rows, words)`,
+/// int32, in little-endian memory; `(rows, count)`, u8 out.
 pub(super) fn unpacked_words(words: &Tensor, bits: i64, count: i64) -> Tensor {
-    let common = if bits % 2 == 1 { 1 } else { bits & bits.wrapping_neg() };
-    let (each, values) = (bits / common, 32 / common);
-    let size = words.size();
-    let (outer, length) = size.split_at(size.len() - 1);
-    // The last words may be fewer than repeat.
-    let missing = (each - length[0] % each) % each;
-    let words = words.constant_pad_nd([0, missing]).reshape([outer, &[-1, each]].concat());
-    let last = words.dim() as i64 - 1;
-    let value = |at: i64| {
-        let (word, low) = (at * bits / 32, at * bits % 32);
-        let here = (32 - low).min(bits);
-        let first: Tensor = words.select(last, word).bitwise_right_shift_tensor_scalar(low);
-        let first = first.bitwise_and((1 << here) - 1);
-        if here == bits {
-            return first;
-        }
-        let second = words.select(last, word + 1).bitwise_and((1 << (bits - here)) - 1);
-        first.bitwise_or_tensor(&second.bitwise_left_shift_tensor_scalar(here))
-    };
-    let all: Vec<Tensor> = (0..values).map(value).collect();
-    let flat = Tensor::stack(&all, last).reshape([outer, &[-1]].concat());
-    flat.narrow(outer.len() as i64, 0, count).to_kind(Kind::Uint8)
+    let bytes = words.contiguous().view_dtype(Kind::Uint8);
+    // The last bytes may be fewer than hold eight.
+    let missing = (bits - bytes.size()[1] % bits) % bits;
+    codes_in(&bytes.constant_pad_nd([0, missing]), bits, false).narrow(1, 0, count).to_kind(Kind::Uint8).contiguous()
 }
 
 /// Values of some bits a byte's part each, the first in the lowest; eight of 3 bits in three bytes: `(rows, count)`, u8 in; `(rows, bytes)`, u8 out.
