@@ -10,8 +10,9 @@ use rand::seq::SliceRandom;
 use crate::recipe::{BatchOrder, BatchSize};
 
 /// The micro-batches of one epoch, as indices into `lengths`, of which each stands in one: the same for the same arguments, and as many in every
-/// epoch. Another epoch gives another order, and other company for samples of equal length, with `LengthBuckets` also of a similar one. With `LongestFirst` the batch of the
-/// longest samples leads (memory runs out early or never), with `ShortestFirst` that of the shortest; the rest is shuffled.
+/// epoch. Another epoch gives another order, and other company for samples of equal length, with `LengthBuckets` also of a similar one. With
+/// `LongestFirst` the batch of the longest samples leads (memory runs out early or never), with `ShortestFirst` that of the shortest; the rest is
+/// shuffled.
 pub fn epoch_batches(lengths: &[usize], size: BatchSize, order: BatchOrder, seed: u64, epoch: u64) -> Vec<Vec<usize>> {
     let mut rng = ChaCha12Rng::seed_from_u64(seed);
     // A stream of its own for each epoch: no epoch's order depends on how many came before it in this process.

@@ -26,6 +26,7 @@ pub(super) struct Prefill {
 
 /// A text that is being written. Its session has read all of its tokens but the last.
 pub(super) struct Sample {
+    /// The prompt that it follows.
     pub(super) of: Rc<Prefill>,
     pub(super) index: usize,
     pub(super) session: Session,

@@ -288,7 +288,9 @@ impl HeadRecipe {
 pub enum ClassList {
     /// Where the logits of tokens are read, each name is a token.
     Named(Vec<String>),
+    /// Only where the logits of tokens are read.
     Tokens(Vec<u32>),
+    /// Only where a matrix scores them.
     Count(usize),
 }
 

@@ -124,7 +124,7 @@ pub(super) fn table_of(key: &str) -> &str {
 /// * `#[all_words(DataFormat::words)]`: all words of its value, where another room tells them
 /// * `#[rule(COUNT)]`: what its number must be
 /// * `#[auto = true]`: that it may be left to the planner
-/// * `#[default("all")]`: what the reference says of the default, where the value does not tell
+/// * `#[default("all")]`: what the reference says of the default, where the value does not tell; `required` of a key that `resolve` asks for
 macro_rules! table {
     (@rule) => { None };
     (@rule $rule:expr) => { Some(const { &$rule }) };
@@ -158,7 +158,7 @@ macro_rules! table {
             )+
         }
 
-        /// The table without any key.
+        /// The table without any key; one that is required is empty.
         impl Default for $name {
             fn default() -> Self {
                 $(let $key: $type = $default;)+

@@ -145,6 +145,7 @@ impl<'a> EngineLoop<'a> {
 
 /// Sessions that wait for a prompt which begins with what they have read: those that were used last.
 struct PrefixCache {
+    /// Each with the tokens that it has read, and no others.
     sessions: Vec<Continued>,
     capacity: usize,
 }
@@ -158,7 +159,9 @@ impl PrefixCache {
         // Where a window has dropped entries, only another one may stand there.
         let (at, tokens) = shared.into_iter().find(|&(at, tokens)| self.sessions[at].session.can_crop(tokens))?;
         let mut copy = self.sessions[at].session.fork().ok()?;
-        copy.crop(tokens);
+        if !copy.crop(tokens) {
+            return None;
+        }
         // The one that was used last is the last to go.
         self.sessions[at..].rotate_left(1);
         Some(copy)

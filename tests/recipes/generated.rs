@@ -16,7 +16,9 @@ pub(super) fn reference() -> Vec<String> {
         vec!["`kv_cache.policy`, `kv_cache.buffer`".to_owned(), "`kv_cache.name`, as in `\"h2o-torch-quantized8\"`".to_owned()],
         vec!["`kv_cache.policy.NAME.KEY`".to_owned(), flat],
     ];
-    let words = keys().flat_map(|(key, of)| words_of(of).map(move |(word, others)| vec![key.clone(), code(word), codes(others)]));
+    // All modules are no choice of those that are left out.
+    let words = keys().filter(|(key, _)| key != "`lora.exclude_modules`");
+    let words = words.flat_map(|(key, of)| words_of(of).map(move |(word, others)| vec![key.clone(), code(word), codes(others)]));
     let meanings = FOREIGN.iter().map(|(key, value, meaning)| vec![code(&format!("{key} = {value}")), told(meaning)]);
     let advice = ADVICE.iter().map(|(key, advice)| vec![code(key), (*advice).to_owned()]);
     let mut found: Vec<String> = TABLES.iter().map(|(_, keys)| table_of(keys)).collect();
