@@ -21,7 +21,8 @@ pub(super) struct Embedding {
     /// The output projection, whose weight may be the embedding, with the addition to it.
     pub(super) output: Linear,
     has_output: bool,
-    /// What is trained beside the embedding, which takes in tokens as ones among zeros: A `(r, V)` and B `(E, r)`.
+    /// What is trained beside the embedding, which takes in tokens as ones among zeros, without dropout as in
+    /// PEFT: A `(r, V)` and B `(E, r)`.
     pub(super) delta: Option<LoraDelta>,
     /// What scores classes in place of an output projection.
     score_ke: Option<Tensor>,

@@ -108,7 +108,8 @@ impl LinearSpec {
 }
 
 impl LayerSpec {
-    /// All linears of the layer on a residual stream of width `hidden`, in the order in which they are computed. A linear's place is its number in the masks of dropout.
+    /// All linears of the layer on a residual stream of width `hidden`, in the order in which they are computed. A linear's
+    /// place is its number in the masks of dropout.
     pub fn linears(&self, hidden: usize) -> Vec<LinearSpec> {
         self.attention.linears(hidden).into_iter().chain(self.feed_forward.linears(hidden)).collect()
     }

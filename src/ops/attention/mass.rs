@@ -71,8 +71,8 @@ pub(super) fn mass_in_blocks(chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, qu
 /// The weights `exp(s_ic − lse_i)` of some queries of a chunk on a part of the keys, by group: `(B, G, R, m, C)`.
 fn weights(chunk: &Qkv, lse_bhn: &Tensor, queries: Range<i64>, part: &KvBlock, is_own: bool) -> Tensor {
     let [q, lse] = [&chunk.q_bhnd, lse_bhn].map(|x| x.narrow(2, queries.start, queries.end - queries.start));
-    let scores = hidden(block_scores(&q, &part.k, chunk.rule), queries.start, part, is_own);
+    let mut scores = hidden(block_scores(&q, &part.k, chunk.rule), queries.start, part, is_own);
     let mut size = scores.size();
     size[4] = 1;
-    (scores - lse.reshape(&size[..])).exp()
+    scores.g_sub_(&lse.reshape(&size[..])).exp_()
 }
