@@ -32,6 +32,7 @@ mod merge;
 mod names;
 mod peft;
 mod positions;
+mod projection;
 mod quantised;
 mod random;
 #[cfg(test)]
@@ -53,7 +54,7 @@ pub use attend::{Attend, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::Model;
 pub use config::{ModelConfig, ModelLinear, PackedSize, PackedSizes};
-pub use count::{Projection, TrainedPart, sizes_of_weights, trained_by_kind};
+pub use count::{TrainedPart, sizes_of_weights, trained_by_kind};
 pub use fingerprint::{fingerprint, has_fingerprint};
 pub use footprint::{ColumnShape, LayerBytes, LayerFootprint};
 pub use gates::{GATE_TENSORS, Gates};
@@ -62,6 +63,7 @@ pub use load::kind_of;
 pub use merge::MergedModel;
 pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, LayerLists, ModulePatterns, PeftConfig, PeftFiles, read_peft};
 pub use positions::{DropoutContext, Positions};
+pub use projection::Projection;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
 pub use source::ModelSource;

@@ -73,9 +73,9 @@ impl Conversation {
         self.messages.iter().chain(others).chain(self.variables.values())
     }
 
-    /// Whether a marker occurs, which is no character that JSON escapes.
-    pub(super) fn contains(&self, wanted: char) -> bool {
-        self.values().any(|value| value.to_string().contains(wanted))
+    /// All of it in JSON, in which each character stands that JSON does not escape.
+    pub(super) fn in_json(&self) -> String {
+        self.values().map(Json::to_string).collect()
     }
 }
 

@@ -119,7 +119,8 @@ impl ChatTemplate {
 
     /// Two characters that stand neither in the template nor in a conversation.
     pub(super) fn free_markers(&self, conversation: &Conversation) -> Markers {
-        Markers::absent_from(&|marker| self.text.source.contains(marker) || conversation.contains(marker))
+        let said = conversation.in_json();
+        Markers::absent_from(&|marker| self.text.source.contains(marker) || said.contains(marker))
     }
 
     pub(super) fn fault(&self, message: String) -> Fault {
