@@ -4,9 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kvtune::recipe::{BufferKind, StoreForm, StoreRecipe};
+use tch::{Device, Kind, Tensor};
 
 use crate::support::case::{Case, HeadKind, IN_MEMORY, PLAIN, Trains, Width, registered_policies};
-use crate::support::syncs::syncs_of_step;
+use crate::support::syncs::{SyncNotes, syncs_of_step};
 
 /// Beside every policy with its defaults: what else chooses other operations.
 const FURTHER: &[Case] = &[
@@ -145,4 +146,40 @@ fn lines_that_would_wait_are_known() {
             found.join("\n")
         );
     }
+}
+
+fn noted<T>(work: impl FnOnce() -> T) -> Vec<String> {
+    let notes = SyncNotes::start();
+    let _ = work();
+    notes.read()
+}
+
+#[test]
+fn what_the_host_must_know_is_noted() {
+    let x = Tensor::arange(8, (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    assert_eq!(noted(|| x.sum(Kind::Float).double_value(&[])), ["number read"]);
+    assert_eq!(noted(|| x.gt(3.0).nonzero()), ["places looked for"]);
+    assert_eq!(noted(|| x.index(&[Some(x.gt(3.0))])), ["places looked for"], "a mask as an index");
+    assert_eq!(noted(|| x.detach().equal(&x.detach())), ["tensors compared"]);
+    assert!(noted(|| (&x * 2.0).softmax(0, Kind::Float).topk(2, 0, true, true)).is_empty());
+    // No notes are taken any more.
+    x.sum(Kind::Float).double_value(&[]);
+    assert!(noted(|| ()).is_empty());
+}
+
+#[test]
+fn a_backward_is_noted_and_other_threads_are_not() {
+    let x = Tensor::arange(8, (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    let y = &x * 1.0;
+    let read = x.detach();
+    kvtune::native::attach_backward(&[&x], &[&y], move |grads| {
+        read.double_value(&[3]);
+        Ok(grads)
+    })
+    .unwrap();
+    let found = noted(|| {
+        std::thread::spawn(|| Tensor::from(1.0).double_value(&[])).join().unwrap();
+        y.sum(Kind::Float).backward();
+    });
+    assert_eq!(found, ["number read"]);
 }

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 const SHIM: &str = "src/native/shim";
+/// What tests alone call, where they are.
+const OF_TESTS: &str = "tests/support/waits.cpp";
 /// Files of the shim that compute.
 const KERNELS: [&str; 4] = ["attention.cpp", "pointwise.cpp", "rows.cpp", "softmax.cpp"];
 /// Files whose operations round one by one, as libtorch's and ggml's do.
@@ -38,10 +40,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Compiles whatever lies in the shim's folders into static libraries.
 fn compile_shim(libtorch: &Path) -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed={SHIM}");
+    println!("cargo:rerun-if-changed={SHIM}\ncargo:rerun-if-changed={OF_TESTS}");
     let in_shim = |names: &[&str]| names.iter().map(|name| Path::new(SHIM).join(name)).collect::<Vec<_>>();
     let (kernels, unfused) = (in_shim(&KERNELS), in_shim(&UNFUSED));
-    let mut doors = Vec::new();
+    let mut doors: Vec<_> = Some(PathBuf::from(OF_TESTS)).into_iter().filter(|path| path.exists()).collect();
     for folder in [SHIM.to_owned(), format!("{SHIM}/cuda")] {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();

@@ -16,7 +16,6 @@ mod pointwise;
 mod quantiser;
 mod ranks;
 mod shim_object;
-mod syncs;
 mod threads;
 mod unpack;
 
@@ -35,6 +34,5 @@ pub use meter::{AllocationMeter, give_free_memory_back};
 pub use pointwise::{RotationDirection, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
 pub use quantiser::{quantise_on_cpu, restore_on_cpu};
 pub use ranks::{GlooGroup, GroupWork, PendingExchange, SharedStore, host_name};
-pub use syncs::SyncNotes;
 pub use threads::{locked, make_room_for_others, try_threads, usable_cpus};
 pub use unpack::{Codes, CodesLayout, first_bad_block, packed_product, unpack};

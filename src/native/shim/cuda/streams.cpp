@@ -2,6 +2,7 @@
 // from and to by itself. Through libc10's interface for any device, so that no header of CUDA's is needed.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
@@ -12,7 +13,6 @@
 #include <optional>
 
 #include "../guarded.h"
-#include "../waits.h"
 
 namespace {
 
@@ -80,7 +80,7 @@ int kvtune_event_query(const c10::Event* event, int* is_done) {
 int kvtune_event_synchronize(const c10::Event* event) {
   return guarded([&] {
     if (event->query()) return;
-    kvtune::note_wait("event waited for");
+    RECORD_FUNCTION("kvtune::event_synchronize", {});
     event->synchronize();
   });
 }

@@ -1,6 +1,5 @@
 // Notes what makes the host wait for a device, by a callback of libtorch's before each operation, and by CUDA's own warnings where they can
 // be had.
-#include "waits.h"
 #include "guarded.h"
 
 #include <ATen/core/Tensor.h>
@@ -24,13 +23,22 @@ struct Notes : c10::DebugInfoBase {
   std::vector<const char*> all;
 };
 
-// Operations that bring numbers to the host, whatever the device: their results, or the sizes of them, are known only there.
+// Operations that bring numbers to the host, whatever the device: their results, or the sizes of them, are known only there. The last
+// is the shim's own.
 const struct {
   const char *name, *what;
 } operations[] = {
     {"aten::_local_scalar_dense", "number read"}, {"aten::nonzero", "places looked for"},    {"aten::masked_select", "places looked for"},
     {"aten::_unique2", "places looked for"},      {"aten::unique_dim", "places looked for"}, {"aten::equal", "tensors compared"},
+    {"kvtune::event_synchronize", "event waited for"},
 };
+
+void note(const char* what) {
+  auto* notes = static_cast<Notes*>(c10::ThreadLocalDebugInfo::get(place));
+  if (notes == nullptr) return;
+  std::lock_guard<std::mutex> lock(notes->mutex);
+  notes->all.push_back(what);
+}
 
 // Between the host and a device: whether it waits by order, or because the host's memory is not pinned.
 void note_copy(c10::ArrayRef<const c10::IValue> inputs) {
@@ -39,9 +47,9 @@ void note_copy(c10::ArrayRef<const c10::IValue> inputs) {
   if (!to.defined() || !from.defined() || to.device() == from.device()) return;
   const at::Tensor& host = to.device().is_cpu() ? to : from;
   if (!inputs[2].toBool()) {
-    kvtune::note_wait("blocking copy");
+    note("blocking copy");
   } else if (host.device().is_cpu() && !host.is_pinned()) {
-    kvtune::note_wait("copy of pageable memory");
+    note("copy of pageable memory");
   }
 }
 
@@ -49,7 +57,7 @@ std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& function) 
   const char* name = function.name();
   if (std::strcmp(name, "aten::copy_") == 0) note_copy(function.inputs());
   for (const auto& operation : operations)
-    if (std::strcmp(name, operation.name) == 0) kvtune::note_wait(operation.what);
+    if (std::strcmp(name, operation.name) == 0) note(operation.what);
   return nullptr;
 }
 
@@ -61,7 +69,7 @@ struct Listener : c10::WarningHandler {
 
   void process(const c10::Warning& warning) override {
     if (warning.msg().find("synchronizing CUDA operation") == std::string::npos) return other->process(warning);
-    kvtune::note_wait("wait by CUDA's own count");
+    note("wait by CUDA's own count");
   }
 };
 
@@ -75,20 +83,18 @@ struct Watch {
   int mode_before = 0;
 };
 
-}  // namespace
+// One a thread: nobody can stop another's.
+thread_local std::unique_ptr<Watch> watch;
 
-void kvtune::note_wait(const char* what) {
-  auto* notes = static_cast<Notes*>(c10::ThreadLocalDebugInfo::get(place));
-  if (notes == nullptr) return;
-  std::lock_guard<std::mutex> lock(notes->mutex);
-  notes->all.push_back(what);
-}
+}  // namespace
 
 extern "C" {
 
-int kvtune_waits_start(Watch** out) {
+// Fails where this thread takes notes already.
+int kvtune_waits_start() {
   return kvtune::guarded([&] {
-    auto watch = std::make_unique<Watch>();
+    TORCH_CHECK(watch == nullptr, "notes of waits are taken already");
+    watch = std::make_unique<Watch>();
     c10::ThreadLocalDebugInfo::_push(place, watch->notes);
     watch->callback = at::addThreadLocalCallback(at::RecordFunctionCallback(before).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
     c10::WarningUtils::set_warning_handler(&watch->listener);
@@ -96,23 +102,23 @@ int kvtune_waits_start(Watch** out) {
       watch->mode_before = *mode;
       *mode = 1;
     }
-    *out = watch.release();
   });
 }
 
 // Null behind the last.
-const char* kvtune_waits_read(const Watch* watch, size_t index) {
+const char* kvtune_waits_read(size_t index) {
+  if (watch == nullptr) return nullptr;
   std::lock_guard<std::mutex> lock(watch->notes->mutex);
   return index < watch->notes->all.size() ? watch->notes->all[index] : nullptr;
 }
 
-void kvtune_waits_stop(Watch* handle) {
-  std::unique_ptr<Watch> watch(handle);
+void kvtune_waits_stop() {
+  if (watch == nullptr) return;
   if (int* mode = mode_of_cuda()) *mode = watch->mode_before;
   c10::WarningUtils::set_warning_handler(watch->listener.other);
   at::removeCallback(watch->callback);
-  // It fails where other notes were begun in between and not ended: those stand in front of these, which go on for nobody.
   kvtune::guarded([] { c10::ThreadLocalDebugInfo::_pop(place); });
+  watch.reset();
 }
 
 }  // extern "C"
