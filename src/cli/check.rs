@@ -39,10 +39,9 @@ impl Check {
         let config = train::as_headed(&recipe, Model::check(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
         train::check_data(&recipe, &config)?;
-        // The run would end at its first file. Folders that are not there yet are the run's to make.
-        let there = recipe.grad.scratch_dir.as_ref().filter(|_| recipe.grad.may_use_files());
-        if let Some(there) = there.and_then(|dir| dir.ancestors().find(|dir| dir.exists())) {
-            Scratch::create(there, "check")?;
+        // The run would end at its first file.
+        if let Some(dir) = recipe.grad.scratch_dir.as_ref().filter(|_| recipe.grad.may_use_files()) {
+            Scratch::create(dir)?;
         }
         let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());

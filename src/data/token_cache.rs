@@ -3,7 +3,7 @@
 //! A text file of 500 long documents takes minutes to tokenise. What comes of it lies in an Arrow file, which is mapped: what a data set
 //! takes in memory does not depend on its size.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -170,16 +170,12 @@ fn forget_old(place: &Path) {
 
 /// Tokens that nobody finds again; `None` where there is no room for them either.
 fn in_temporary_file(write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>) -> Result<Option<Tokens>, Fault> {
-    let Ok(scratch) = Scratch::create(&Scratch::temporary_dir(), "tokens") else { return Ok(None) };
-    let written = File::options().write(true).open(scratch.path()).and_then(|file| {
-        let mut out = BufWriter::with_capacity(1 << 20, file);
-        write(&mut out)?;
-        out.flush()
-    });
-    match written {
+    let Ok(scratch) = Scratch::create(&std::env::temp_dir()) else { return Ok(None) };
+    let mut out = BufWriter::with_capacity(1 << 20, scratch.as_file());
+    match write(&mut out).and_then(|()| out.flush()) {
         Err(error) => of_place(error).map(|_| None),
-        // Its name goes here; the file stays as long as it is mapped.
-        Ok(()) => Ok(files::map_file(scratch.path(), FileKind::Data).ok().and_then(|map| read_mapped(&map).ok())),
+        // The file stays as long as it is mapped.
+        Ok(()) => Ok(FileMap::new(scratch.as_file()).ok().and_then(|map| read_mapped(&Arc::new(map)).ok())),
     }
 }
 
@@ -206,6 +202,7 @@ fn read(bytes: &Buffer) -> Result<Tokens, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::time::Duration;
 
     use super::*;

@@ -37,18 +37,18 @@ impl Stores {
     pub(super) fn new(settings: &Settings) -> Self {
         let grad = settings.grad();
         Self {
-            layer_checkpoints: store(grad.layer_checkpoints, grad.scratch_dir.clone(), "layer-checkpoints"),
-            undo_log: store(grad.undo_log, grad.scratch_dir.clone(), "undo-log"),
+            layer_checkpoints: store(grad.layer_checkpoints, grad.scratch_dir.clone()),
+            undo_log: store(grad.undo_log, grad.scratch_dir.clone()),
             attention_outputs: Store::in_memory(StoreForm::Plain),
         }
     }
 }
 
-fn store(recipe: StoreRecipe, dir: Option<PathBuf>, purpose: &'static str) -> Store {
+fn store(recipe: StoreRecipe, dir: Option<PathBuf>) -> Store {
     let form = recipe.form;
     match recipe.place {
         StorePlace::Memory => Store::in_memory(form),
-        StorePlace::File => Store::in_file(form, dir, purpose),
+        StorePlace::File => Store::in_file(form, dir),
     }
 }
 

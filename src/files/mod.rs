@@ -45,6 +45,12 @@ pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
+/// The last directory of a path that exists: what its file system holds, the path's would.
+pub fn existing(path: &Path) -> PathBuf {
+    let path = absolute(path);
+    path.ancestors().find(|path| path.exists()).unwrap_or(&path).to_owned()
+}
+
 /// Makes a directory and those above it, where they do not exist, and makes their names durable: what is saved inside is lost with them.
 pub fn make_dir(path: &Path) -> Result<(), Fault> {
     let absolute = std::path::absolute(path).map_err(io_fault("make", path))?;

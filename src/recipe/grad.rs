@@ -46,7 +46,7 @@ table! {
         #[auto = true]
         pub undo_log: StoreRecipe = StoreRecipe::PLAIN,
         /// Directory of the stores' files.
-        #[default("`scratch` in the run's directory")]
+        #[default("the run's directory")]
         pub scratch_dir: Option<PathBuf> = None,
         /// From the first target in a batch on, every token is a chunk of its own, as in generation. With `next_token` only.
         #[also("single_tokens_for_targets")]

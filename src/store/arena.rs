@@ -121,7 +121,6 @@ enum ArenaKind {
 #[derive(Debug)]
 struct InFile {
     dir: Option<PathBuf>,
-    purpose: &'static str,
     scratch: Option<Scratch>,
     ranges: Ranges,
     bytes: Vec<u8>,
@@ -142,9 +141,9 @@ impl Arena {
         Self::at(ArenaKind::Memory(Vec::new()))
     }
 
-    /// `purpose` is part of the file's name. Without a directory the first tensor is refused.
-    pub(super) fn in_file(dir: Option<PathBuf>, purpose: &'static str) -> Self {
-        let file = InFile { dir, purpose, scratch: None, ranges: Ranges::default(), bytes: Vec::new() };
+    /// Without a directory the first tensor is refused.
+    pub(super) fn in_file(dir: Option<PathBuf>) -> Self {
+        let file = InFile { dir, scratch: None, ranges: Ranges::default(), bytes: Vec::new() };
         Self::at(ArenaKind::File(Box::new(file)))
     }
 
@@ -269,7 +268,7 @@ impl InFile {
         }
         let scratch = match (&mut self.scratch, &self.dir) {
             (Some(scratch), _) => scratch,
-            (empty, Some(dir)) => empty.insert(Scratch::create(dir, self.purpose)?),
+            (empty, Some(dir)) => empty.insert(Scratch::create(dir)?),
             (None, None) => return Err(no_scratch_dir()),
         };
         let (have, missing) = (self.ranges.end, self.ranges.missing(len));

@@ -49,9 +49,9 @@ impl Store {
         Self { form, arena: Arc::new(Mutex::new(Arena::in_memory())) }
     }
 
-    /// A store in a scratch file in `dir`, named for its `purpose`. It is made when the first tensor comes, which fails without a directory.
-    pub fn in_file(form: StoreForm, dir: Option<PathBuf>, purpose: &'static str) -> Self {
-        Self { form, arena: Arc::new(Mutex::new(Arena::in_file(dir, purpose))) }
+    /// A store in a scratch file in `dir`. It is made when the first tensor comes, which fails without a directory.
+    pub fn in_file(form: StoreForm, dir: Option<PathBuf>) -> Self {
+        Self { form, arena: Arc::new(Mutex::new(Arena::in_file(dir))) }
     }
 
     pub fn form(&self) -> StoreForm {
@@ -89,7 +89,7 @@ mod tests {
     /// A store of each place, and the directory that must outlive it.
     fn both(form: StoreForm) -> ([Store; 2], tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
-        ([Store::in_memory(form), Store::in_file(form, Some(dir.path().join("s")), "test")], dir)
+        ([Store::in_memory(form), Store::in_file(form, Some(dir.path().join("s")))], dir)
     }
 
     #[test]
@@ -145,12 +145,8 @@ mod tests {
                 assert_eq!(store.bytes().in_use, Bytes(0));
             }
             assert_eq!(stores[0].bytes().file, Bytes(0));
-            let files: Vec<_> = std::fs::read_dir(dir.path().join("s")).unwrap().collect();
-            assert_eq!(files.len(), 1);
-            let length = files[0].as_ref().unwrap().metadata().unwrap().len();
-            assert_eq!(Bytes(length), stores[1].bytes().file);
-            drop(stores);
-            assert!(!dir.path().join("s").exists());
+            assert!(stores[1].bytes().file >= stores[1].bytes().most);
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         }
     }
 
@@ -187,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_file_without_a_directory_is_refused() {
-        let store = Store::in_file(StoreForm::Plain, None, "test");
+        let store = Store::in_file(StoreForm::Plain, None);
         let error = store.offload(&Tensor::zeros([4], (Kind::Float, CPU))).unwrap_err();
         assert_eq!(error.to_string(), "no directory is given for scratch files");
         assert_eq!(store.bytes(), StoreUsage::default());

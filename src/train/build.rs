@@ -10,7 +10,6 @@ use crate::checkpoint::FINAL;
 use crate::data::{self, ChatTemplates, DataRequest, ModelLimits, Splits, Tokenizer};
 use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
-use crate::files::Scratch;
 use crate::head::Head;
 use crate::model::{Adapter, CHAT_TEMPLATE, Gates, Model, ModelConfig, ModelPlacement, ModelSource, Preference, companions};
 use crate::native::cuda::Numerics;
@@ -77,18 +76,15 @@ pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Token
     data::open(&request, &mut |path, samples, tokens| progress.at(path, samples, tokens))
 }
 
-/// Where a run's scratch files are, unless the recipe has another place for them.
-pub(super) const SCRATCH: &str = "scratch";
-
 /// Where the scratch files of a run are: where the recipe says, or in the run's directory.
 pub(super) fn scratch_dir(recipe: &Recipe, run: Option<&Path>) -> Option<PathBuf> {
-    let run = || run.or(recipe.output_dir.as_deref()).map(|run| run.join(SCRATCH));
-    recipe.grad.scratch_dir.clone().or_else(run)
+    let set = recipe.grad.scratch_dir.as_deref();
+    set.or(run).or(recipe.output_dir.as_deref()).map(Path::to_owned)
 }
 
 /// [`scratch_dir`], or a temporary directory where neither the recipe nor a run names one.
 pub(super) fn scratch_dir_or_temporary(recipe: &Recipe, run: Option<&Path>) -> PathBuf {
-    scratch_dir(recipe, run).unwrap_or_else(Scratch::temporary_dir)
+    scratch_dir(recipe, run).unwrap_or_else(std::env::temp_dir)
 }
 
 /// What a recipe says of the gradient, with a place for scratch files.
@@ -124,16 +120,6 @@ fn check_routers(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault> {
         let message = format!("{is_set}, and the routers of `{model}` are balanced by a correction of their own");
         return Err(Fault::usage(message, "leave the key out: this loss is of routers with a softmax over all experts"));
     }
-    Ok(())
-}
-
-/// Removes the scratch files that an earlier start of the run in `dir` has left, also where this one needs none.
-pub(super) fn clean_scratch(dir: &Path) -> Result<(), Fault> {
-    Scratch::clean_temporary();
-    let scratch = dir.join(SCRATCH);
-    Scratch::clean(&scratch)?;
-    // Empty, it is of no use; and with something else in it it stays.
-    let _ = std::fs::remove_dir(scratch);
     Ok(())
 }
 

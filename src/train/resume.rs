@@ -8,7 +8,7 @@ use super::saved_split::SavedSplit;
 use super::saving::{listed_differences, newest};
 use super::sealed_recipe::{changed_file, check_recipe, write_recipe};
 use super::teacher::TEACHER;
-use super::{RESOLVED_RECIPE, RunOutcome, RunSchedule, Start, Trainer, build};
+use super::{RESOLVED_RECIPE, RunOutcome, RunSchedule, Start, Trainer};
 use crate::checkpoint::{self, FINAL, SaveKind};
 use crate::files::{self, DirLock};
 use crate::optim::learning_rate;
@@ -217,7 +217,6 @@ fn cleaned_start(dir: &Path, from: Option<&str>) -> Result<Option<PathBuf>, Faul
     for leftover in leftovers {
         console::note(&format!("removed `{}`, left by a save that was cut short", leftover.display()));
     }
-    build::clean_scratch(dir)?;
     checkpoint::refuse_links(dir)?;
     start(dir, from)
 }

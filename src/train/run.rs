@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::build::{self, SCRATCH};
+use super::build;
 use super::callback::RunCallback;
 use super::saved_split::{SPLIT, SavedSplit};
 use super::saving::newest;
@@ -48,7 +48,6 @@ fn make(trainer: &Trainer, dir: &Path) -> Result<DirLock, Fault> {
     let lock = DirLock::for_writing(dir)?;
     // Again: another run may have begun here while this one was loading.
     require_unused_by_others(dir)?;
-    build::clean_scratch(dir)?;
     // The recipe last: where it is, the run has begun, and has its split.
     SavedSplit::write(&trainer.data, dir)?;
     write_recipe(&trainer.recipe, &dir.join(RESOLVED_RECIPE))?;
@@ -86,10 +85,10 @@ fn require_unused(dir: &Path) -> Result<(), Fault> {
     require_unused_by_others(dir)
 }
 
-/// A start that was ended before it had anything to keep leaves a lock, scratch files, a split without a recipe, and unfinished files.
+/// A start that was ended before it had anything to keep leaves a lock, a split without a recipe, and unfinished files.
 fn require_unused_by_others(dir: &Path) -> Result<(), Fault> {
     let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
-    let counts = |name: &str| ![DirLock::NAME, SCRATCH, SPLIT].contains(&name) && !files::is_temporary(name);
+    let counts = |name: &str| ![DirLock::NAME, SPLIT].contains(&name) && !files::is_temporary(name);
     if entries.flatten().any(|entry| entry.file_name().to_str().is_none_or(counts)) {
         let hint = if dir.join(RESOLVED_RECIPE).exists() {
             format!("choose another `--out`, or go on with `kvtune resume {}`", shell_word(dir.display()))

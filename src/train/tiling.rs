@@ -7,7 +7,7 @@ use tch::Device;
 use super::build;
 use crate::data::{Batch, Dataset, Splits, Tokenizer, largest_batches};
 use crate::engine::{Engine, Settings};
-use crate::files::{self, Scratch};
+use crate::files;
 use crate::model::ModelConfig;
 use crate::plan::{Alternative, Machine, Planner, TrainedPart};
 use crate::recipe::{GradRecipe, KeepGraph, OpenKey, Recipe};
@@ -49,12 +49,9 @@ pub fn machine_of_trial(recipe: &Recipe, device: Device) -> Machine {
     Machine::here(recipe.model.dtype, device).with_disk(free_in(&build::scratch_dir_or_temporary(recipe, None)))
 }
 
-/// Free bytes of the file system that holds `dir`, or would. Scratch files of ended processes are removed first, as a step does.
+/// Free bytes of the file system that holds `dir`, or would. Where that fails the step itself will say why.
 fn free_in(dir: &Path) -> Option<Bytes> {
-    // Where that fails the step itself will say why.
-    let _ = Scratch::clean(dir);
-    let dir = std::path::absolute(dir).ok()?;
-    files::free_space(dir.ancestors().find(|dir| dir.exists())?).ok()
+    files::free_space(&files::existing(dir)).ok()
 }
 
 /// Plans a recipe's step on `batch`: what `ask` wants to know of the planner.

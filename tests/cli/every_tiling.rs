@@ -47,10 +47,6 @@ fn described(row: &[&str]) -> String {
 #[test]
 fn every_tiling_of_a_small_model() {
     let place = calm();
-    // As an earlier one that was killed has left it.
-    let left = format!("temporary/kvtune-{}", rustix::process::getuid().as_raw());
-    fs::create_dir(place.path(&left)).unwrap();
-    place.write(&format!("{left}/kvtune-undo-log-4194305-0.scratch"), "x");
     let said = verify(&place, &["--every-tiling"]).done();
     // Two rows of 40 tokens are five chunks: four in the prefill span, which is the width of the recipe's cells, and one behind it.
     assert_snapshot!(rows(&said).iter().map(|row| described(row)).collect::<Vec<_>>().join("\n"), @r"

@@ -81,20 +81,20 @@ fn files_that_have_no_place_are_temporary() {
         let said = place.hear(command.env("TMPDIR", place.path("nowhere"))).done();
         assert!(said.out.contains("proved"), "{}", said.out);
     }
-    assert!(!place.path("fast").exists() && !place.path("run/scratch").exists());
+    assert!(!place.path("fast").exists() && !place.path("run").exists());
     let mut command = place.command(&[&verify[..], &both].concat());
     let error = place.hear(command.env("TMPDIR", place.path("nowhere"))).refused(1);
-    assert!(error.contains("<dir>/nowhere/kvtune-"), "{error}");
+    assert!(error.contains("cannot create a scratch file in `<dir>/nowhere`"), "{error}");
     place.write("file", "in the way");
     // Where nothing is a file, nothing is in the way.
     place.check(&["grad.scratch_dir=file"]).done();
     let check = |dir: &str| place.check(&[&format!("grad.scratch_dir={dir}"), "grad.undo_log_place=file"]);
-    assert!(check("file").refused(1).starts_with("error: cannot look into `<dir>/file`"));
+    assert!(check("file").refused(1).starts_with("error: cannot create a scratch file in `<dir>/file`"));
     check("fast/and/wide").done();
     assert!(!place.path("fast").exists());
     let said = self::verify(&place, &["grad.layer_checkpoints_place=file", "grad.scratch_dir=file"]);
     assert_snapshot!(said.refused(1), @r"
-    error: cannot look into `<dir>/file`
+    error: cannot create a scratch file in `<dir>/file`
     cause: Not a directory (os error 20)
 
     hint: something else stands there: check whether a file or a directory is meant

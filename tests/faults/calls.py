@@ -162,7 +162,6 @@ def left_behind(place, tally, count, pool):
         own = str(place.path(run))
         outside = [path for path in made if not (path + "/").startswith(own + "/") and not is_kept(path, place)]
         stays = [path for path in outside if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path))]
-        stays += [str(path) for path in place.path(run).glob("scratch/*")]
         stays += [str(path) for path in scratch.rglob("*") if path.is_file()]
         place.remove(run)
         return fault or (f"left behind: {stays}" if stays else None)
