@@ -112,7 +112,10 @@ mod tests {
             assert_eq!(scratch.grow(5_000, 10_000).unwrap(), Bytes(10_000));
             let found = scratch.as_file().metadata().unwrap();
             // On the disk, not only in the length.
-            assert!(found.blocks() * 512 >= 10_000 && found.len() == 10_000 && found.nlink() == 0 && found.mode() & 0o777 == 0o600, "{found:?}");
+            assert!(
+                found.blocks() * 512 >= 10_000 && found.len() == 10_000 && found.nlink() == 0 && found.mode() & 0o777 == 0o600,
+                "{found:?}"
+            );
             scratch.write_at(9_000, &[7; 1000]).unwrap();
             let mut found = [0; 1000];
             scratch.read_at(9_000, &mut found).unwrap();
