@@ -167,6 +167,14 @@ fn what_the_host_must_know_is_noted() {
     assert!(noted(|| ()).is_empty());
 }
 
+/// On a CPU nothing waits for an event, so that the name alone can be compared.
+#[test]
+fn the_shim_s_own_wait_has_the_name_that_is_noted() {
+    const NAME: &str = "\"kvtune::event_synchronize\"";
+    let asked = include_str!("../src/native/shim/cuda/streams.cpp");
+    assert!(asked.contains(&format!("RECORD_FUNCTION({NAME}, ")) && include_str!("support/waits.cpp").contains(NAME));
+}
+
 #[test]
 fn a_backward_is_noted_and_other_threads_are_not() {
     let x = Tensor::arange(8, (Kind::Float, Device::Cpu)).set_requires_grad(true);

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::chat::ChatNotes;
 use super::token_file::TokenFile;
-use crate::files::{self, FileKind, Scratch, Stamp};
+use crate::files::{self, FileKind, Stamp};
 use crate::native::{FileMap, arrow_buffer};
 use crate::units::{Fault, abridged};
 
@@ -170,12 +170,12 @@ fn forget_old(place: &Path) {
 
 /// Tokens that nobody finds again; `None` where there is no room for them either.
 fn in_temporary_file(write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>) -> Result<Option<Tokens>, Fault> {
-    let Ok(scratch) = Scratch::create(&std::env::temp_dir()) else { return Ok(None) };
-    let mut out = BufWriter::with_capacity(1 << 20, scratch.as_file());
+    let Ok(file) = files::unnamed_file(&std::env::temp_dir()) else { return Ok(None) };
+    let mut out = BufWriter::with_capacity(1 << 20, file);
     match write(&mut out).and_then(|()| out.flush()) {
         Err(error) => of_place(error).map(|_| None),
         // The file stays as long as it is mapped.
-        Ok(()) => Ok(FileMap::new(scratch.as_file()).ok().and_then(|map| read_mapped(&Arc::new(map)).ok())),
+        Ok(()) => Ok(FileMap::new(out.get_ref().as_file()).ok().and_then(|map| read_mapped(&Arc::new(map)).ok())),
     }
 }
 

@@ -55,7 +55,7 @@ pub fn hint_of_io(error: &io::Error) -> Option<&'static str> {
         }
         (_, io::ErrorKind::PermissionDenied) => "check who owns the file and its directory",
         (_, io::ErrorKind::StorageFull) => MAKE_ROOM,
-        (_, io::ErrorKind::ReadOnlyFilesystem) => "choose an output directory that can be written to",
+        (_, io::ErrorKind::ReadOnlyFilesystem) => "choose a directory that can be written to",
         _ => return None,
     })
 }

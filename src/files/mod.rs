@@ -1,4 +1,4 @@
-//! Bytes on disk: files written whole, safetensors, hashes and locks.
+//! Bytes on disk: files written whole, scratch files, safetensors, hashes and locks.
 
 pub mod disk;
 pub mod failpoint;
@@ -32,7 +32,7 @@ pub use model_files::{
 };
 pub use new_dir::{put_new_dir, require_unused};
 pub use open::{FileKind, is_there, map_file, open_to_read, read_bytes, read_if_there, read_text, release_mapped};
-pub use scratch::Scratch;
+pub use scratch::{Scratch, unnamed_file};
 pub use stamp::{Stamp, cache_folder, hash_large_file};
 pub use tensors::{Dtype, RawTensor, TensorFile, TensorHead, TensorView, write_tensors, write_tensors_streamed};
 
@@ -45,8 +45,8 @@ pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// The last directory of a path that exists: what its file system holds, the path's would.
-pub fn existing(path: &Path) -> PathBuf {
+/// The longest part of a path that exists: what is made at the path would be on its file system.
+pub fn nearest_existing(path: &Path) -> PathBuf {
     let path = absolute(path);
     path.ancestors().find(|path| path.exists()).unwrap_or(&path).to_owned()
 }

@@ -1,10 +1,7 @@
 //! Files without a name: room on a disk for what does not fit into memory. They are gone when they are closed, and with their process in
-//! whichever way it ends, so nothing is ever left behind.
-//!
-//! A scratch file is read and written at places, not mapped: a full or failing disk is then an error of the call that meets it, where
-//! a mapping would end the process with SIGBUS; and what waits in the file doesn't count as the process's resident memory.
+//! whichever way it ends, so nothing is left behind.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -13,30 +10,34 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::disk::{self, DiskFile};
-use super::{existing, free_space, io_fault, temporary_beside};
+use super::{free_space, io_fault, nearest_existing, temporary_beside};
 use crate::units::{Bytes, Fault, abridged};
 
+/// A new empty file on the file system where a directory is, or would be.
+pub fn unnamed_file(dir: &Path) -> io::Result<DiskFile> {
+    let dir = nearest_existing(dir);
+    let unnamed = DiskFile::open("scratch", &dir, options().custom_flags(OFlags::TMPFILE.bits().cast_signed()));
+    unnamed.or_else(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::OPNOTSUPP | Errno::ISDIR) => without_its_name(&dir),
+        _ => Err(error),
+    })
+}
+
+/// A file whose room is reserved before it is used. It is read and written at places, not mapped: a full or failing disk is then an error of the
+/// call that meets it, where a mapping would end the process with SIGBUS; and what waits in it doesn't count as the process's resident memory.
 #[derive(Debug)]
 pub struct Scratch {
+    /// As the user has written it, also where it does not exist.
     dir: PathBuf,
     file: DiskFile,
     len: u64,
 }
 
 impl Scratch {
-    /// A new empty file on the file system where a directory is, or would be.
+    /// An [`unnamed_file`] of a directory.
     pub fn create(dir: &Path) -> Result<Self, Fault> {
-        let dir = existing(dir);
-        let unnamed = DiskFile::open("scratch", &dir, options().custom_flags(OFlags::TMPFILE.bits().cast_signed()));
-        let file = unnamed.or_else(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::OPNOTSUPP | Errno::ISDIR) => without_its_name(&dir),
-            _ => Err(error),
-        });
-        Ok(Self { file: file.map_err(io_fault("create a scratch file in", &dir))?, dir, len: 0 })
-    }
-
-    pub fn as_file(&self) -> &File {
-        self.file.as_file()
+        let file = unnamed_file(dir).map_err(io_fault("create a scratch file in", dir))?;
+        Ok(Self { dir: dir.to_owned(), file, len: 0 })
     }
 
     /// What it takes on the disk.
@@ -51,7 +52,7 @@ impl Scratch {
         self.len = reserve().map_err(|source| match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
                 let needed = Bytes(least.saturating_sub(self.len));
-                let free = free_space(&self.dir).unwrap_or_default();
+                let free = free_space(&nearest_existing(&self.dir)).unwrap_or_default();
                 let dir = abridged(self.dir.display());
                 let hint = "make room on that file system or set `grad.scratch_dir` to a directory on another one, and go on with \
                             `kvtune resume`; what was saved before is intact";
@@ -87,7 +88,7 @@ fn options() -> OpenOptions {
     options
 }
 
-/// For file systems whose files all have a name at first, as NFS.
+/// For file systems whose files all have a name at first, as NFS. Who is killed before it is removed leaves an empty file.
 fn without_its_name(dir: &Path) -> io::Result<DiskFile> {
     let path = temporary_beside(&dir.join("scratch"));
     let file = DiskFile::open("scratch", &path, options().create_new(true))?;
@@ -110,7 +111,7 @@ mod tests {
         let named_at_first = Scratch { file: without_its_name(&dir).unwrap(), dir: dir.clone(), len: 0 };
         for mut scratch in [made, named_at_first] {
             assert_eq!(scratch.grow(5_000, 10_000).unwrap(), Bytes(10_000));
-            let found = scratch.as_file().metadata().unwrap();
+            let found = scratch.file.as_file().metadata().unwrap();
             // On the disk, not only in the length.
             assert!(
                 found.blocks() * 512 >= 10_000 && found.len() == 10_000 && found.nlink() == 0 && found.mode() & 0o777 == 0o600,

@@ -45,7 +45,7 @@ table! {
         #[also("grad.cachecp_qname")]
         #[auto = true]
         pub undo_log: StoreRecipe = StoreRecipe::PLAIN,
-        /// Directory of the stores' files.
+        /// Where the stores' files are, which have no names. It need not exist: its file system counts.
         #[default("the run's directory")]
         pub scratch_dir: Option<PathBuf> = None,
         /// From the first target in a batch on, every token is a chunk of its own, as in generation. With `next_token` only.

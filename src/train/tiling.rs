@@ -51,7 +51,7 @@ pub fn machine_of_trial(recipe: &Recipe, device: Device) -> Machine {
 
 /// Free bytes of the file system that holds `dir`, or would. Where that fails the step itself will say why.
 fn free_in(dir: &Path) -> Option<Bytes> {
-    files::free_space(&files::existing(dir)).ok()
+    files::free_space(&files::nearest_existing(dir)).ok()
 }
 
 /// Plans a recipe's step on `batch`: what `ask` wants to know of the planner.

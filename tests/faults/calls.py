@@ -149,20 +149,22 @@ def left_behind(place, tally, count, pool):
     def one(number):
         run, notes = f"filed-{number}", place.path("tmp") / f"notes-{number}"
         scratch = place.path(f"scratch-{number}")
+        scratch.mkdir()
         sets = [*filed, f'grad.scratch_dir="{scratch}"']
         more = interposer.variables(notes=notes)
         child = place.begin(run, sets, more)
         time.sleep(length * (0.2 + 0.8 * number / count))
         kill(child)
         place.ended(child)
+        stays = [str(path) for path in scratch.rglob("*")]
         ended = place.go_on(run, sets, more)
         fault = ended.fault([0]) or place.difference(run, whole)
         made = {line[5:] for line in notes.read_text().splitlines() if line.startswith("made ")}
         notes.unlink()
         own = str(place.path(run))
         outside = [path for path in made if not (path + "/").startswith(own + "/") and not is_kept(path, place)]
-        stays = [path for path in outside if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path))]
-        stays += [str(path) for path in scratch.rglob("*") if path.is_file()]
+        stays += [path for path in outside if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path))]
+        stays += [str(path) for path in scratch.rglob("*")]
         place.remove(run)
         return fault or (f"left behind: {stays}" if stays else None)
 

@@ -51,6 +51,8 @@ fn a_killed_run_leaves_no_scratch() {
     for (run, further) in [("own", None), ("shared-one", Some("grad.scratch_dir=shared"))] {
         let sets: Vec<_> = in_files().into_iter().chain(further).collect();
         assert_eq!(workshop.finetune("scratch.write=kill:20", run, &sets).code, Err(9));
+        let left = [names(&workshop.path(run)), names(&workshop.path("shared"))].concat();
+        assert!(!left.iter().any(|name| name.contains("scratch")), "{left:?}");
         workshop.resume("", run, &[]).with(0);
         workshop.assert_left(run, &whole);
     }

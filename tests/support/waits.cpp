@@ -94,9 +94,10 @@ extern "C" {
 int kvtune_waits_start() {
   return kvtune::guarded([&] {
     TORCH_CHECK(watch == nullptr, "notes of waits are taken already");
-    watch = std::make_unique<Watch>();
+    auto begun = std::make_unique<Watch>();
+    begun->callback = at::addThreadLocalCallback(at::RecordFunctionCallback(before).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+    watch = std::move(begun);
     c10::ThreadLocalDebugInfo::_push(place, watch->notes);
-    watch->callback = at::addThreadLocalCallback(at::RecordFunctionCallback(before).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
     c10::WarningUtils::set_warning_handler(&watch->listener);
     if (int* mode = mode_of_cuda()) {
       watch->mode_before = *mode;
