@@ -77,7 +77,7 @@ mod tests {
             ("look at", Errno::IO.into(), Exit::Data, "the disk or its connection fails"),
             ("open", Errno::MFILE.into(), Exit::Failed, "raise the limit"),
             ("map", Errno::NOMEM.into(), Exit::Failed, "raise the limits"),
-            ("write", io::ErrorKind::ReadOnlyFilesystem.into(), Exit::Failed, "choose an output directory"),
+            ("write", io::ErrorKind::ReadOnlyFilesystem.into(), Exit::Failed, "choose a directory"),
         ];
         for (action, error, exit, words) in cases {
             let fault = io_fault(action, Path::new("x"))(error);
