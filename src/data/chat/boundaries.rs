@@ -8,6 +8,7 @@ use std::ops::Range;
 use serde_json::Value as Json;
 
 use super::conversation::{Conversation, is_assistant};
+use super::marks::OPEN;
 use super::template::{ChatTemplate, TemplateFault};
 use crate::metrics::is_space;
 use crate::units::Fault;
@@ -118,17 +119,16 @@ impl Boundaries<'_> {
         }
         // What comes long before it may be written otherwise, too. What counts is what follows the message before.
         let Some(before) = index.checked_sub(1) else { return Ok(None) };
-        let markers = self.template.free_markers(self.conversation);
         let mut conversation = self.conversation.clone();
         let Some(Json::String(content)) = conversation.messages[before].get_mut("content") else { return Ok(None) };
         let end = content.trim_end_matches(is_space).len();
         if end == 0 {
             return Ok(None);
         }
-        content.insert(end, markers.open);
+        content.insert_str(end, OPEN);
         let behind_it = |count: usize, has_prompt: bool, plain: &str| {
             let Some(text) = rendered(self.template, &conversation, count, has_prompt)? else { return Ok(None) };
-            let parts = text.split_once(markers.open).filter(|(start, rest)| plain == [*start, *rest].concat());
+            let parts = text.split_once(OPEN).filter(|(start, rest)| plain == [*start, *rest].concat());
             Ok::<_, Fault>(parts.map(|(start, rest)| (start.len(), rest.to_owned())))
         };
         let found = (
@@ -147,7 +147,7 @@ fn rendered(
     count: usize,
     has_prompt: bool,
 ) -> Result<Option<String>, Fault> {
-    match template.render_messages(conversation, &conversation.messages[..count], has_prompt, None) {
+    match template.render_messages(conversation, &conversation.messages[..count], has_prompt, false) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.payload::<TemplateFault>().is_some() => Ok(None),
         Err(error) => Err(error),

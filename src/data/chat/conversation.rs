@@ -65,17 +65,8 @@ impl Conversation {
                 _ => 0,
             }
         }
-        self.values().map(of).sum()
-    }
-
-    fn values(&self) -> impl Iterator<Item = &Json> {
         let others = [&self.tools, &self.documents].into_iter().flatten();
-        self.messages.iter().chain(others).chain(self.variables.values())
-    }
-
-    /// All of it in JSON, in which each character stands that JSON does not escape.
-    pub(super) fn in_json(&self) -> String {
-        self.values().map(Json::to_string).collect()
+        self.messages.iter().chain(others).chain(self.variables.values()).map(of).sum()
     }
 }
 

@@ -1,6 +1,5 @@
 //! A template's text, compiled by minijinja with what Transformers gives to templates, and what it makes of a conversation.
 
-use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
@@ -8,11 +7,12 @@ use chrono::NaiveDateTime;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
-use super::markers::Markers;
+use super::conversation::Conversation;
+use super::marks::{CLOSE, OPEN};
 use super::python_methods::fault;
-use super::scan::{GENERATION, rewrite};
+use super::scan::{GENERATION, IS_MARKED, rewrite};
 use super::{python_filters, python_methods};
 
 /// All that decides what a template makes of a conversation.
@@ -25,23 +25,31 @@ pub(super) struct TemplateText {
     pub(super) now: Option<String>,
 }
 
-#[derive(Serialize, Deserialize)]
-pub(super) struct Rendering<'a> {
-    /// What stands around the text of generation tags, which leave no trace without it.
-    pub(super) markers: Option<Markers>,
-    pub(super) messages: Cow<'a, [Json]>,
-    pub(super) tools: Cow<'a, Option<Json>>,
-    pub(super) documents: Cow<'a, Option<Json>>,
-    pub(super) variables: Cow<'a, Map<String, Json>>,
-    pub(super) adds_generation_prompt: bool,
+impl TemplateText {
+    /// What the template sees of some messages of a conversation: the caller's own variables win. `is_marked`: with marks around the text of
+    /// generation tags.
+    pub(super) fn context(
+        &self,
+        of: &Conversation,
+        messages: &[Json],
+        adds_generation_prompt: bool,
+        is_marked: bool,
+    ) -> Map<String, Json> {
+        let known = [
+            ("messages", json!(messages)),
+            ("tools", json!(of.tools)),
+            ("documents", json!(of.documents)),
+            ("add_generation_prompt", json!(adds_generation_prompt)),
+            (IS_MARKED, json!(is_marked)),
+        ];
+        let known = known.into_iter().map(|(name, value)| (name.to_owned(), value));
+        let tokens = self.tokens.iter().map(|(name, token)| (name.clone(), json!(token)));
+        known.chain(tokens).chain(of.variables.clone()).collect()
+    }
 }
 
 #[derive(Debug)]
-pub(super) struct CompiledTemplate {
-    environment: Environment<'static>,
-    tokens: Vec<(String, String)>,
-    pub(super) has_generation: bool,
-}
+pub(super) struct CompiledTemplate(Environment<'static>);
 
 /// Steps of a rendering, after which it is given up.
 const FUEL: u64 = 50_000_000;
@@ -55,43 +63,22 @@ const UNKNOWN: [&str; 5] = ["varargs", "kwargs", "cycler", "joiner", "lipsum"];
 
 impl CompiledTemplate {
     pub(super) fn new(text: &TemplateText) -> Result<Self, String> {
-        let rewritten = rewrite(&text.source);
         let mut environment = environment(text.now.as_ref().and_then(|now| now.parse().ok()));
-        environment.add_filter(GENERATION, |text: String| text);
-        environment.add_template_owned(NAME, rewritten.text).map_err(|error| error.to_string())?;
+        environment.add_template_owned(NAME, rewrite(&text.source).text).map_err(|error| error.to_string())?;
         let template = environment.get_template(NAME).map_err(|error| error.to_string())?;
         let undeclared = template.undeclared_variables(false);
         if let Some(unknown) = UNKNOWN.iter().find(|name| undeclared.contains(**name)) {
             return Err(format!("it uses `{unknown}`, which is not supported"));
         }
-        Ok(Self { environment, tokens: text.tokens.clone(), has_generation: rewritten.has_generation })
+        Ok(Self(environment))
     }
 
-    pub(super) fn render(&self, rendering: &Rendering<'_>) -> Result<String, String> {
-        let mut environment = Cow::Borrowed(&self.environment);
-        if let Some(Markers { open, close }) = rendering.markers {
-            environment.to_mut().add_filter(GENERATION, move |text: String| format!("{open}{text}{close}"));
-        }
+    pub(super) fn render(&self, context: Value) -> Result<String, String> {
         let mut out = Limited(Vec::new());
-        let template = environment.get_template(NAME);
-        let done = template.and_then(|template| template.render_captured_to(self.context(rendering), &mut out).map(|_| ()));
+        let template = self.0.get_template(NAME);
+        let done = template.and_then(|template| template.render_captured_to(context, &mut out).map(|_| ()));
         done.map_err(|error| words(&error))?;
         String::from_utf8(out.0).map_err(|error| error.to_string())
-    }
-
-    /// What the template sees: the caller's own variables come last, and win.
-    fn context(&self, rendering: &Rendering<'_>) -> Value {
-        let optional = |value: &Option<Json>| value.as_ref().map_or(Value::from(()), value_of);
-        let known = [
-            ("messages", rendering.messages.iter().map(value_of).collect::<Value>()),
-            ("tools", optional(&rendering.tools)),
-            ("documents", optional(&rendering.documents)),
-            ("add_generation_prompt", Value::from(rendering.adds_generation_prompt)),
-        ];
-        let known = known.into_iter().map(|(name, value)| (name.to_owned(), value));
-        let tokens = self.tokens.iter().map(|(name, token)| (name.clone(), Value::from(&token[..])));
-        let own = rendering.variables.iter().map(|(name, value)| (name.clone(), value_of(value)));
-        Value::from_pairs(known.chain(tokens).chain(own))
     }
 }
 
@@ -103,6 +90,12 @@ fn environment(now: Option<NaiveDateTime>) -> Environment<'static> {
     environment.set_unknown_method_callback(python_methods::call);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     python_filters::add(&mut environment);
+    environment.add_filter(
+        GENERATION,
+        |text: String, is_marked: bool| {
+            if is_marked { [OPEN, &text, CLOSE].concat() } else { text }
+        },
+    );
     environment.add_function("raise_exception", |message: Value| Err::<Value, Error>(fault(message.to_string())));
     environment.add_function(STRFTIME, move |format: &str| -> Result<String, Error> {
         let mut date = String::new();
@@ -148,21 +141,5 @@ fn words(error: &Error) -> String {
     match (error.kind(), error.detail()) {
         (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),
         _ => format!("{error}{cause}"),
-    }
-}
-
-/// JSON as the template sees it; the keys of objects stay in their order.
-fn value_of(json: &Json) -> Value {
-    match json {
-        Json::Null => Value::from(()),
-        Json::Bool(yes) => Value::from(*yes),
-        Json::Number(number) => number
-            .as_i64()
-            .map(Value::from)
-            .or_else(|| number.as_u64().map(Value::from))
-            .unwrap_or_else(|| Value::from(number.as_f64().unwrap_or(f64::NAN))),
-        Json::String(text) => Value::from(&text[..]),
-        Json::Array(items) => items.iter().map(value_of).collect(),
-        Json::Object(fields) => Value::from_pairs(fields.iter().map(|(name, value)| (name.clone(), value_of(value)))),
     }
 }

@@ -4,7 +4,7 @@ mod boundaries;
 mod conversation;
 mod encoder;
 mod jinja;
-mod markers;
+mod marks;
 mod notes;
 mod prompt;
 mod python_filters;

@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 
+use serde_json::{Map, Value as Json};
 use signal_hook::consts::SIGXCPU;
 
-use super::jinja::{CompiledTemplate, MAX_RENDERING, Rendering, TemplateText};
+use super::jinja::{CompiledTemplate, MAX_RENDERING, TemplateText};
 use crate::native::{ProcessLimits, locked};
 
 /// The program that renders, as it is called, and the argument with which it does.
@@ -46,12 +47,11 @@ fn answer_all(mut socket: UnixStream) -> io::Result<()> {
     let fault = |error: serde_json::Error| format!("the conversation can not be passed on: {error}");
     let text = serde_json::from_slice(&asked(&mut socket, &mut limits)?)?;
     let compiled = CompiledTemplate::new(&text);
-    answer(&mut socket, compiled.as_ref().map(|compiled| compiled.has_generation.to_string()).map_err(Clone::clone))?;
+    answer(&mut socket, compiled.as_ref().map(|_| String::new()).map_err(Clone::clone))?;
     let Ok(compiled) = compiled else { return Ok(()) };
     loop {
-        let rendering = asked(&mut socket, &mut limits)?;
-        let rendering = serde_json::from_slice::<Rendering<'_>>(&rendering).map_err(fault);
-        answer(&mut socket, rendering.and_then(|rendering| compiled.render(&rendering)))?;
+        let context = serde_json::from_slice(&asked(&mut socket, &mut limits)?).map_err(fault);
+        answer(&mut socket, context.and_then(|context| compiled.render(context)))?;
     }
 }
 
@@ -95,26 +95,23 @@ pub(super) struct Renderers {
     text: Arc<TemplateText>,
     program: &'static (OsString, OsString),
     idle: Mutex<Vec<RendererProcess>>,
-    pub(super) has_generation: bool,
 }
 
 impl Renderers {
     /// Compiles the template in a first child. `None` where no program is known that renders.
     pub(super) fn of(text: &Arc<TemplateText>) -> Option<Result<Self, String>> {
-        let program = PROGRAM.get()?;
-        let all = Self { text: Arc::clone(text), program, idle: Mutex::default(), has_generation: false };
-        let started = all.start();
-        Some(started.map(|(first, answer)| Self { idle: vec![first].into(), has_generation: answer == "true", ..all }))
+        let all = Self { text: Arc::clone(text), program: PROGRAM.get()?, idle: Mutex::default() };
+        Some(all.start().map(|first| Self { idle: vec![first].into(), ..all }))
     }
 
-    pub(super) fn render(&self, rendering: &Rendering<'_>, size: usize) -> Result<String, String> {
-        let request = serde_json::to_vec(rendering).map_err(|error| error.to_string())?;
+    pub(super) fn render(&self, context: &Map<String, Json>, size: usize) -> Result<String, String> {
+        let request = serde_json::to_vec(context).map_err(|error| error.to_string())?;
         // The lock goes before the rendering.
         let idle = || locked(&self.idle).pop();
         loop {
             let found = idle();
             let is_new = found.is_none();
-            let mut process = found.map_or_else(|| self.start().map(|(process, _)| process), Ok)?;
+            let mut process = found.map_or_else(|| self.start(), Ok)?;
             if let Ok(answer) = process.ask(size, &request) {
                 locked(&self.idle).push(process);
                 return answer;
@@ -127,13 +124,13 @@ impl Renderers {
         }
     }
 
-    /// A further child, and what it says of the template.
-    fn start(&self) -> Result<(RendererProcess, String), String> {
+    /// A further child, in which the template is compiled.
+    fn start(&self) -> Result<RendererProcess, String> {
         let unstarted = |error: io::Error| format!("no process can be started for it: {error}");
         let mut process = RendererProcess::start(&self.program.0, &self.program.1).map_err(unstarted)?;
         let text = serde_json::to_vec(&*self.text).map_err(|error| error.to_string())?;
         match process.ask(self.text.source.len(), &text) {
-            Ok(answer) => answer.map(|has_generation| (process, has_generation)),
+            Ok(answer) => answer.map(|_| process),
             Err(_) => Err(process.end().to_owned()),
         }
     }

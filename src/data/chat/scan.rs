@@ -4,8 +4,9 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-/// The filter around what an assistant writes.
+/// The filter around what an assistant writes, and the variable that says whether it sets marks around that.
 pub(super) const GENERATION: &str = "__generation";
+pub(super) const IS_MARKED: &str = "__is_marked";
 
 /// The filter that refuses to walk over what is no list.
 pub(super) const WALKED: &str = "__walked";
@@ -57,10 +58,11 @@ impl Rewritten {
         let (name, arguments) = word(inside(tag));
         let (open, close) = signs(tag);
         let rewritten = match name {
-            // The scope is that of Transformers: what is set inside stays inside, but for a namespace.
+            // The scope is that of Transformers: what is set inside stays inside, but for a namespace. A macro knows only variables that are
+            // mentioned in it, which in the arguments of a filter does not count.
             "generation" if arguments.trim().is_empty() => {
                 self.has_generation = true;
-                Some(format!("{{%{open} with %}}{{% filter {GENERATION} {close}%}}"))
+                Some(format!("{{%{open} with __marks = {IS_MARKED} %}}{{% filter {GENERATION}(__marks) {close}%}}"))
             }
             "endgeneration" if arguments.trim().is_empty() => Some(format!("{{%{open} endfilter %}}{{% endwith {close}%}}")),
             "for" => walked(arguments)

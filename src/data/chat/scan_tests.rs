@@ -5,7 +5,10 @@ use super::scan::rewrite;
 #[test]
 fn generation_tags_are_rewritten_where_they_are_tags() {
     let rewritten = rewrite("a{%- generation -%}b{% endgeneration +%}");
-    assert_eq!(rewritten.text, "a{%- with %}{% filter __generation -%}b{% endfilter %}{% endwith +%}");
+    assert_eq!(
+        rewritten.text,
+        "a{%- with __marks = __is_marked %}{% filter __generation(__marks) -%}b{% endfilter %}{% endwith +%}"
+    );
     assert!(rewritten.has_generation);
     for elsewhere in [
         "{# {% generation %} #}",

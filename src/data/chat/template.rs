@@ -1,16 +1,17 @@
 //! A chat template in the dialect of Transformers: Jinja, of which minijinja does most. What cannot be done alike is refused.
 
-use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use chrono::NaiveDateTime;
+use minijinja::value::Serde;
 use serde_json::Value as Json;
 
 use super::conversation::Conversation;
-use super::jinja::{CompiledTemplate, Rendering, TemplateText};
-use super::markers::{Markers, taken_out};
+use super::jinja::{CompiledTemplate, TemplateText};
+use super::marks::taken_out;
 use super::renderer::Renderers;
+use super::scan::rewrite;
 use crate::metrics::is_space;
 use crate::units::{Fault, abridged};
 
@@ -19,6 +20,7 @@ use crate::units::{Fault, abridged};
 pub(super) struct ChatTemplate {
     pub(super) text: Arc<TemplateText>,
     execution: Arc<OnceLock<Result<Execution, String>>>,
+    has_generation: bool,
     pub(super) place: String,
 }
 
@@ -38,7 +40,8 @@ impl ChatTemplate {
     pub(super) fn new(source: &str, tokens: Vec<(String, String)>, place: String, now: Option<NaiveDateTime>) -> Self {
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let now = now.map(|now| format!("{now:?}"));
-        Self { text: Arc::new(TemplateText { source, tokens, now }), execution: Arc::default(), place }
+        let has_generation = rewrite(&source).has_generation;
+        Self { text: Arc::new(TemplateText { source, tokens, now }), execution: Arc::default(), has_generation, place }
     }
 
     fn execution(&self) -> Result<&Execution, Fault> {
@@ -51,47 +54,40 @@ impl ChatTemplate {
 
     /// Whether it says itself what the assistant writes; fails where it cannot be compiled.
     pub(super) fn has_generation(&self) -> Result<bool, Fault> {
-        Ok(match self.execution()? {
-            Execution::Children(renderers) => renderers.has_generation,
-            Execution::Here(compiled) => compiled.has_generation,
-        })
+        self.execution().map(|_| self.has_generation)
     }
 
     /// The text of a conversation, and behind it, where `adds_generation_prompt`, what the assistant's next message begins with.
     pub(super) fn render(&self, conversation: &Conversation, adds_generation_prompt: bool) -> Result<String, Fault> {
-        self.render_messages(conversation, &conversation.messages, adds_generation_prompt, None)
+        self.render_messages(conversation, &conversation.messages, adds_generation_prompt, false)
     }
 
-    /// The text of some messages, with markers around that of generation tags where there are any. Most templates take the arguments of calls as
+    /// The text of some messages, with marks around that of generation tags where `is_marked`. Most templates take the arguments of calls as
     /// objects; those that join them to text refuse these, and get what was written.
     pub(super) fn render_messages(
         &self,
         of: &Conversation,
         messages: &[Json],
         adds_generation_prompt: bool,
-        markers: Option<Markers>,
+        is_marked: bool,
     ) -> Result<String, Fault> {
-        let render = |messages: Cow<'_, [Json]>| {
-            let (tools, documents) = (Cow::Borrowed(&of.tools), Cow::Borrowed(&of.documents));
-            let variables = Cow::Borrowed(&of.variables);
-            let rendering = Rendering { markers, messages, tools, documents, variables, adds_generation_prompt };
+        let render = |messages: &[Json]| {
+            let context = self.text.context(of, messages, adds_generation_prompt, is_marked);
             let text = match self.execution()? {
-                Execution::Children(renderers) => renderers.render(&rendering, of.size()),
-                Execution::Here(compiled) => compiled.render(&rendering),
+                Execution::Children(renderers) => renderers.render(&context, of.size()),
+                Execution::Here(compiled) => compiled.render(Serde(context).into()),
             };
             text.map_err(|words| self.fault(words))
         };
-        let text = render(messages.into());
+        let text = render(messages);
         let written = if text.is_err() { of.as_written(messages) } else { None };
-        if let Some(written) = written { render(written.into()).or(text) } else { text }
+        if let Some(written) = written { render(&written).or(text) } else { text }
     }
 
     /// The text of a conversation, and in bytes where the template says that the assistant writes.
     pub(super) fn render_with_spans(&self, conversation: &Conversation) -> Result<(String, Vec<Range<usize>>), Fault> {
         let text = self.render(conversation, false)?;
-        let markers = self.free_markers(conversation);
-        let marked = self.render_messages(conversation, &conversation.messages, false, Some(markers))?;
-        match taken_out(&marked, markers) {
+        match taken_out(&self.render_messages(conversation, &conversation.messages, false, true)?) {
             Some((same, spans)) if same == text => Ok((text, spans)),
             _ => Err(self.fault(
                 "it changes text around its generation tags, so that nobody can say where the assistant's ends".to_owned(),
@@ -111,16 +107,10 @@ impl ChatTemplate {
         let Some(Json::String(text)) = text else { return Err(nothing()) };
         let said = text.trim().to_owned();
         text.push_str(CONTINUED);
-        let rendered = self.render_messages(conversation, &messages, false, None)?;
+        let rendered = self.render_messages(conversation, &messages, false, false)?;
         let at = rendered.rfind(CONTINUED.trim_end()).filter(|_| rendered.contains(&said)).ok_or_else(nothing)?;
         let cut = &rendered[..at];
         Ok(if rendered[at..].starts_with(CONTINUED) { cut.to_owned() } else { cut.trim_end_matches(is_space).to_owned() })
-    }
-
-    /// Two characters that stand neither in the template nor in a conversation.
-    pub(super) fn free_markers(&self, conversation: &Conversation) -> Markers {
-        let said = conversation.in_json();
-        Markers::absent_from(&|marker| self.text.source.contains(marker) || said.contains(marker))
     }
 
     pub(super) fn fault(&self, message: String) -> Fault {

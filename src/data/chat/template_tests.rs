@@ -3,6 +3,7 @@
 use serde_json::{Value as Json, json};
 
 use super::conversation::Conversation;
+use super::marks::{CLOSE, OPEN};
 use super::template::ChatTemplate;
 use crate::units::Fault;
 
@@ -108,6 +109,9 @@ fn the_assistants_text_is_found() {
     assert_eq!(spans(captured, none()).unwrap(), ("xyy12ab".to_owned(), vec![5..7]));
     let scoped = "{% set ns = namespace(a=1) %}{% set b = 1 %}{% generation %}{% set ns.a = 2 %}{% set b = 2 %}{% endgeneration %}{{ ns.a }}{{ b }}";
     assert_eq!(spans(scoped, none()).unwrap(), ("21".to_owned(), vec![]));
+    // What has the marks itself is not taken for what they show.
+    let marks = json!([{"role": "user", "content": format!("{OPEN}a{CLOSE}")}, {"role": "assistant", "content": "b"}]);
+    assert!(spans(source, marks).is_err());
     for changed in [
         "{% set q %}{% generation %} a {% endgeneration %}{% endset %}{{ q | trim }}",
         "{% set q %}{% generation %}abc{% endgeneration %}{% endset %}{{ q[:2] }}",
