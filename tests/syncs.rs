@@ -94,7 +94,7 @@ const MAY_WAIT: &[(&str, usize, &str)] = &[
     ("model/weights.rs", 1, "takes to the host what is packed there, when a model is loaded"),
     ("model/embedding.rs", 1, "rounds a factor, when a model is loaded"),
     ("ops/frequencies.rs", 3, "makes the frequencies of a batch, before its first column"),
-    ("ops/attention/choice.rs", 1, "compares a kernel with the blocks, before a step"),
+    ("ops/attention/selector.rs", 1, "compares a kernel with the blocks, before a step"),
     ("engine/layer_state.rs", 1, "as the budgets of a layer, once for all layers"),
     ("head/column.rs", 2, "reads figures that have come, or after the step"),
     ("store/arena.rs", 2, "writes to a file what must be on the host for it"),
