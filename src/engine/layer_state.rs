@@ -105,7 +105,7 @@ impl LayerState {
         chunk.joined = None;
         let saved = ChunkSaved { chunk, attended, placement };
         if let Some(outputs) = self.outputs.as_mut().filter(|_| keep != KeepUndo::Resident) {
-            outputs.put(span.index, &saved.attended);
+            outputs.put(span.index, &saved.attended)?;
         }
         self.log.finish_chunk();
         let mass = asked.zip(mass);
@@ -274,7 +274,7 @@ impl LayerState {
         let (past, joined) = self.past(span, visible_until.as_ref());
         let attended = attention::attend(&Qkv { joined, ..chunk.clone() }, &past);
         if let Some(outputs) = self.outputs.as_mut().filter(|_| !is_last) {
-            outputs.put(span.index, &attended);
+            outputs.put(span.index, &attended)?;
         }
         Ok(ChunkSaved { chunk, attended, placement })
     }
