@@ -180,7 +180,7 @@ impl Run {
         if let Some(budgets) = self.cache.allocate(&*self.policy, &span) {
             self.cache.apply_budgets(&budgets);
         }
-        let victims = self.cache.decide(&*self.policy, &span);
+        let victims = self.cache.choose_victims(&*self.policy, &span);
         times[1] = Instant::now();
         let written = self.cache.write(&span, victims.as_ref(), &entries).unwrap();
         let placement = written.placement;

@@ -95,7 +95,7 @@ const MAY_WAIT: &[(&str, usize, &str)] = &[
     ("model/embedding.rs", 1, "rounds a factor, when a model is loaded"),
     ("ops/frequencies.rs", 3, "makes the frequencies of a batch, before its first column"),
     ("ops/attention/selector.rs", 1, "compares a kernel with the blocks, before a step"),
-    ("engine/layer_state.rs", 1, "as the budgets of a layer, once for all layers"),
+    ("engine/attend.rs", 1, "as the budgets of a layer, once for all layers"),
     ("head/column.rs", 2, "reads figures that have come, or after the step"),
     ("store/arena.rs", 2, "writes to a file what must be on the host for it"),
     ("store/tensor_io.rs", 4, "saves and loads files"),

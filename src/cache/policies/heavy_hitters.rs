@@ -143,7 +143,7 @@ impl Policy for HeavyHitters {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         let Some(score_bgc) = entries.observed_bgc else {
             // Nothing has been scored: the first tokens stay, the next oldest leave.
-            let keep_first = (self.keep_initial * entries.cache_length as f64) as usize;
+            let keep_first = (self.keep_initial * entries.capacity as f64) as usize;
             return EvictionOrder::ByPosition { keep_first };
         };
         let score_bgc = if self.normalize_scores { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };
