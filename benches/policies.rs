@@ -68,8 +68,8 @@ fn goal_of(policy: &str) -> Option<f64> {
 /// Every policy of the registry that evicts, in a plain buffer if that gives it enough to go by; and quantised buffers.
 fn lines() -> Vec<Line> {
     let line = |(policy, params): (&'static str, &'static str)| {
-        let choice = PolicyRecipe::with_params(policy, toml::from_str(params).unwrap());
-        let built = cache::build(&choice, LAYERS[0].cache_length as usize).unwrap();
+        let recipe = PolicyRecipe::with_params(policy, toml::from_str(params).unwrap());
+        let built = cache::build(&recipe, LAYERS[0].cache_length as usize).unwrap();
         let traits = built.traits();
         let buffer = if traits.needs_quantised { BufferKind::Int8 } else { BufferKind::Plain };
         (!traits.keeps_all).then_some(Line { policy, params, buffer, goal: goal_of(policy) })
@@ -94,8 +94,8 @@ impl Layer {
 
     /// A full cache of the policy, and attention to as many slots without one.
     fn bench(&self, line: &Line) -> [f64; 5] {
-        let choice = PolicyRecipe::with_params(line.policy, toml::from_str(line.params).unwrap());
-        let policy = cache::build(&choice, self.cache_length as usize).unwrap();
+        let recipe = PolicyRecipe::with_params(line.policy, toml::from_str(line.params).unwrap());
+        let policy = cache::build(&recipe, self.cache_length as usize).unwrap();
         let mut run = Run::new(self, policy, line.buffer);
         let (k, v) = (self.randn(self.groups, self.cache_length), self.randn(self.groups, self.cache_length));
         let past = self.cache_length - self.chunk;
@@ -180,7 +180,7 @@ impl Run {
         if let Some(budgets) = self.cache.allocate(&*self.policy, &span) {
             self.cache.apply_budgets(&budgets);
         }
-        let victims = self.cache.decide(&*self.policy, &span);
+        let victims = self.cache.choose_victims(&*self.policy, &span);
         times[1] = Instant::now();
         let written = self.cache.write(&span, victims.as_ref(), &entries).unwrap();
         let placement = written.placement;

@@ -41,7 +41,7 @@ impl StoredEntries {
     }
 }
 
-/// In so many bits a buffer keeps a number, where it does not keep it as it is.
+/// The bits per number of a quantised buffer; `None` for a plain one.
 fn bits_of(buffer: BufferKind) -> Option<Bits> {
     match buffer {
         BufferKind::Plain => None,

@@ -1,4 +1,4 @@
-//! What a policy has noted of the entries: features from their writing, and what it made of the attention since. Both lie by slot
+//! Statistics that a policy keeps of the entries: features from their writing, and what it made of the attention since. Both lie by slot
 //! and move with their entries; they serve the choices alone, so that the way back needs none of them.
 
 use tch::{Kind, Tensor};
@@ -19,27 +19,27 @@ impl EntryStats {
     }
 
     pub(super) fn clear(&self, start: i64, len: i64) {
-        self.all().for_each(|notes| drop(notes.narrow(2, start, len).zero_()));
+        self.all().for_each(|stats| drop(stats.narrow(2, start, len).zero_()));
     }
 
     pub(super) fn reserve(&mut self, slots: i64) {
-        for notes in self.observed.iter_mut().chain(&mut self.features) {
-            let mut size = notes.size();
+        for stats in self.observed.iter_mut().chain(&mut self.features) {
+            let mut size = stats.size();
             let old = std::mem::replace(&mut size[2], slots);
-            let larger = Tensor::zeros(&size[..], (notes.kind(), notes.device()));
-            larger.narrow(2, 0, old).copy_(notes);
-            *notes = larger;
+            let larger = Tensor::zeros(&size[..], (stats.kind(), stats.device()));
+            larger.narrow(2, 0, old).copy_(stats);
+            *stats = larger;
         }
     }
 
     /// What was observed of the first slots of the first sequences `(B, G, filled)`.
     pub(super) fn observed(&self, sequences: i64, filled: i64) -> Option<Tensor> {
-        self.observed.as_ref().map(|notes| slots_of(notes, sequences, 0, filled))
+        self.observed.as_ref().map(|stats| slots_of(stats, sequences, 0, filled))
     }
 
     /// The features of the first slots of the first sequences `(B, G, filled, F)`.
     pub(super) fn features(&self, sequences: i64, filled: i64) -> Option<Tensor> {
-        self.features.as_ref().map(|notes| slots_of(notes, sequences, 0, filled))
+        self.features.as_ref().map(|stats| slots_of(stats, sequences, 0, filled))
     }
 
     /// Replaces what was observed in a cache of a `size` `[B, G, slots]`, whose B may be larger.

@@ -1,4 +1,4 @@
-//! What a cache, its notes and its undo log take, from shapes alone: for who plans a step before there is a tensor.
+//! What a cache, its statistics and its undo log take, from shapes alone: for who plans a step before there is a tensor.
 
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -80,7 +80,7 @@ impl CacheShape {
 
 /// How many numbers in f32 a policy keeps beside each entry, from a piece of the prefill span or a later chunk on: it is shown an entry,
 /// and asked.
-pub fn notes_per_entry(policy: &dyn Policy, is_prefill: bool) -> usize {
+pub fn stats_per_entry(policy: &dyn Policy, is_prefill: bool) -> usize {
     let entry = Tensor::ones([1, 1, 1, 2], (Kind::Float, Device::Cpu));
     no_grad(|| {
         let stored = || (entry.shallow_clone(), entry.shallow_clone());

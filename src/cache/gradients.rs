@@ -56,10 +56,10 @@ impl CacheGrads {
 impl Undo {
     /// Takes the sums of the chunk's own entries, which are complete, out of sums that travel with the entries of a layer as their gradient
     /// does, and moves the rest in place to where the entries stood before the chunk was written. The sum of an evicted entry begins at zero; a
-    /// retained one takes its column's along.
+    /// retained one takes its slot's along.
     ///
     /// # Shapes
-    /// `(B, G, C, ·)` in; `(B, G, n, ·)` out, by columns of the region.
+    /// `(B, G, C, ·)` in; `(B, G, n, ·)` out, by slot of the region.
     pub fn unwind_sums(&self, sums: &Tensor) -> Tensor {
         let mut region = slots_of(sums, self.at.batch, self.at.region(), self.at.len);
         let own = region.copy();

@@ -1,5 +1,7 @@
 //! The cache of one layer: slots in tail-resident order, written chunk by chunk and unwound exactly.
 
+use std::ops::Range;
+
 use tch::{Kind, Tensor};
 
 use super::budget::BudgetState;
@@ -19,7 +21,7 @@ use crate::units::{Bytes, Fault, LayerIdx};
 /// A written chunk: its entries as its own queries see them, and what they overwrote.
 #[derive(Debug)]
 pub struct Written {
-    /// The region's columns `(B, G, n, ·)`: kept entries as they are stored, then tokens, exact.
+    /// The region's entries `(B, G, n, ·)`: kept ones as they are stored, then tokens, exact.
     pub own: KvBlock,
     pub placement: Placement,
     pub undo: Undo,
@@ -35,9 +37,9 @@ pub struct LayerCache {
     /// Sequences that have not left: only their entries are seen, written and moved.
     pub(super) active: i64,
     pub(super) agreement: Agreement,
-    pub(super) notes: EntryStats,
-    /// Begin and end of the positions that never leave, by sequence; empty where there are none.
-    pub protected: Vec<(usize, usize)>,
+    pub(super) stats: EntryStats,
+    /// The positions of each sequence's initial part that never leave; empty where there are none.
+    pub initial_parts: Vec<Range<usize>>,
     /// Statistics of the layer's queries, for a policy that needs them.
     pub query_statistics: Option<QueryStatistics>,
     pub(super) budget: Option<BudgetState>,
@@ -58,8 +60,8 @@ impl LayerCache {
             position_bgc: Tensor::full(size, -1, (Kind::Int64, shape.device)),
             active: shape.batch,
             agreement: Agreement::All(Vec::new()),
-            notes: EntryStats::default(),
-            protected: Vec::new(),
+            stats: EntryStats::default(),
+            initial_parts: Vec::new(),
             query_statistics: None,
             budget: None,
             filled: 0,
@@ -70,7 +72,7 @@ impl LayerCache {
 
     /// Empties the cache; the buffers stay.
     pub fn reset(&mut self, prefill: usize) {
-        (self.agreement, self.notes, self.budget) = (Agreement::All(Vec::new()), EntryStats::default(), None);
+        (self.agreement, self.stats, self.budget) = (Agreement::All(Vec::new()), EntryStats::default(), None);
         (self.filled, self.num_chunks, self.prefill) = (0, 0, prefill);
         self.active = self.shape.batch;
     }
@@ -81,11 +83,11 @@ impl LayerCache {
         self.active = span.num_sequences() as i64;
     }
 
-    /// What keys, values, positions and notes take where the cache computes, and what waits on the host.
+    /// What keys, values, positions and statistics take where the cache computes, and what waits on the host.
     pub fn bytes(&self) -> (Bytes, Bytes) {
         let before = self.budget.as_ref().map(|budget| &budget.before_bgc);
         let (device, host) = self.buffer.bytes();
-        let beside = bytes_of(self.notes.all().chain([&self.position_bgc]).chain(before));
+        let beside = bytes_of(self.stats.all().chain([&self.position_bgc]).chain(before));
         (Bytes(device.0 + beside.0), host)
     }
 
@@ -142,7 +144,7 @@ impl LayerCache {
 
     /// What the policy made of the attention so far, by filled slot `(B, G, filled)`.
     pub fn observed(&self) -> Option<Tensor> {
-        self.notes.observed(self.active, self.filled as i64)
+        self.stats.observed(self.active, self.filled as i64)
     }
 
     /// The first `count` slots by page: the past of a chunk whose region begins there.
@@ -182,7 +184,7 @@ impl LayerCache {
         self.budget.as_ref().map(|_| self.active_positions().narrow(2, 0, count).ge(0))
     }
 
-    /// Which columns of the chunk written last hold an entry `(B, G, n)`, bool, where sequences that end in it keep empty slots.
+    /// Which slots of the region of the chunk written last hold an entry `(B, G, n)`, bool, where sequences that end in it keep empty slots.
     pub fn valid_in_region(&self, span: &ChunkSpan) -> Option<Tensor> {
         let keeps_empty = self.budget.is_some() && span.is_ragged();
         keeps_empty.then(|| self.active_positions().narrow(2, self.region(span), span.len as i64).ge(0))
@@ -216,7 +218,7 @@ impl LayerCache {
     /// Writes a chunk over its victims.
     ///
     /// # Shapes
-    /// `(B, G, n, ·)` by the tokens' own columns.
+    /// `(B, G, n, ·)` by token.
     pub fn write(&mut self, span: &ChunkSpan, victims: Option<&Victims>, tokens: &KvBlock) -> Result<Written, Fault> {
         self.check_order("write", span, self.num_chunks == span.index)?;
         self.enter(span);
@@ -249,8 +251,8 @@ impl LayerCache {
         moves: Option<Moves>,
     ) -> Option<(Moves, StoredEntries, Tensor)> {
         let overwritten = moves.map(|moves| {
-            // Notes move with their entries; those of the chunk are still to come.
-            self.notes.all().for_each(|notes| moves.apply(notes));
+            // Statistics move with their entries; those of the chunk are still to come.
+            self.stats.all().for_each(|stats| moves.apply(stats));
             let (entries, positions) = (self.buffer.overwrite(&moves), moves.overwrite(&self.position_bgc));
             (moves, entries, positions)
         });
@@ -263,7 +265,7 @@ impl LayerCache {
         };
         self.buffer.write(region, &chunk);
         write_slots(&self.position_bgc, region, &positions_bgn);
-        self.notes.clear(region, positions_bgn.size()[2]);
+        self.stats.clear(region, positions_bgn.size()[2]);
         overwritten
     }
 
@@ -279,12 +281,12 @@ impl LayerCache {
     /// The region's entries for a chunk that stands in the cache already, from its tokens and what it overwrote.
     ///
     /// # Shapes
-    /// `(B, G, n, ·)` by the tokens' own columns; out by the region's.
+    /// `(B, G, n, ·)` in by token, out by slot of the region.
     pub fn recompose(&self, placement: &Placement, undo: &Undo, tokens: &KvBlock) -> KvBlock {
         self.composed(tokens.map(|x| placement.place(x).contiguous()), undo)
     }
 
-    /// The region's columns as its own queries see them: the tokens exact, in front of them what the sequences keep, as it is stored.
+    /// The region's entries as its own queries see them: the tokens exact, in front of them what the sequences keep, as it is stored.
     fn composed(&self, own: KvBlock, undo: &Undo) -> KvBlock {
         let Some((Moves { retained: Some(retained), .. }, saved, _)) = &undo.overwritten else { return own };
         let saved = self.buffer.decode(saved);
@@ -300,8 +302,8 @@ impl LayerCache {
     pub fn unwind(&mut self, span: &ChunkSpan, undo: &Undo) -> Result<(), Fault> {
         self.check_order("unwind", span, self.num_chunks == span.index + 1)?;
         self.enter(span);
-        // Stats and agreement are not needed backwards: choices are replayed.
-        (self.notes, self.agreement) = (EntryStats::default(), Agreement::Nothing);
+        // Statistics and agreement are not needed backwards: choices are replayed.
+        (self.stats, self.agreement) = (EntryStats::default(), Agreement::Nothing);
         if let Some((moves, saved, position)) = &undo.overwritten {
             self.buffer.restore(moves, saved);
             moves::restore(&self.position_bgc, moves, position);
@@ -334,7 +336,7 @@ impl LayerCache {
         }
         self.buffer.reserve(needed);
         let slots = self.buffer.slots();
-        self.notes.reserve(slots);
+        self.stats.reserve(slots);
         let larger = Tensor::full([self.shape.batch, self.shape.groups, slots], -1, (Kind::Int64, self.shape.device));
         larger.narrow(2, 0, have).copy_(&self.position_bgc);
         self.position_bgc = larger;

@@ -2,7 +2,6 @@
 
 mod budget;
 mod buffer;
-mod choice;
 mod entry_stats;
 mod footprint;
 mod gradients;
@@ -10,6 +9,7 @@ mod layer;
 mod moves;
 pub mod policies;
 mod policy;
+mod policy_view;
 mod ragged;
 mod replay;
 mod replay_file;
@@ -21,7 +21,7 @@ mod victims;
 
 pub use budget::HeadBudgets;
 pub use buffer::as_stored;
-pub use footprint::{UndoBytes, notes_per_entry};
+pub use footprint::{UndoBytes, stats_per_entry};
 pub use gradients::CacheGrads;
 pub use layer::{LayerCache, Written};
 pub(crate) use policies::{STREAMING_LLM_SINKS, rolling};

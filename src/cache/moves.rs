@@ -56,10 +56,10 @@ impl Moves {
     }
 }
 
-/// Columns at the front of the region that keep candidates which their sequence does not evict.
+/// Slots at the front of the region that keep candidates which their sequence does not evict.
 #[derive(Debug)]
 pub(super) struct Retained {
-    /// Whether each column keeps an old entry: `(B, 1, n)`, bool.
+    /// Whether each slot keeps an old entry: `(B, 1, n)`, bool.
     pub(super) mask_b1n: Tensor,
     /// Indices `(B·G·n)` into the saved entries, seen as `(B·G·e, …)`.
     pub(super) saved: Tensor,
@@ -123,14 +123,14 @@ fn per_head(at: Geometry, victim_bge: &Tensor, e: i64) -> (Tensor, Tensor, Tenso
     (to, order, from)
 }
 
-/// Column `c` of sequence `b` keeps candidate number `e − retained[b] + c`, found through the inverse of the order of saving.
+/// Slot `c` of the region of sequence `b` keeps candidate number `e − retained[b] + c`, found through the inverse of the order of saving.
 fn keep(at: Geometry, order_bge: &Tensor, retained: &[usize], e: i64) -> Retained {
     let device = order_bge.device();
     let (mut mask, mut rank) = (Vec::new(), Vec::new());
     for &kept in retained {
-        for column in 0..at.len {
-            mask.push(column < kept as i64);
-            rank.push((e - kept as i64 + column).clamp(0, e - 1));
+        for slot in 0..at.len {
+            mask.push(slot < kept as i64);
+            rank.push((e - kept as i64 + slot).clamp(0, e - 1));
         }
     }
     let mask_b1n = on_device(&mask, device).view([at.batch, 1, at.len]);
@@ -172,7 +172,7 @@ pub(super) fn take(x: &Tensor, index: &Tensor) -> Tensor {
     x.flatten(0, 2).index_select(0, index)
 }
 
-/// Puts retained ones of the entries `saved (B·G·e, …)` into the front columns of a chunk's region `(B, G, n, …)`; elsewhere its own stay.
+/// Puts retained ones of the entries `saved (B·G·e, …)` into the front slots of a chunk's region `(B, G, n, …)`; elsewhere its own stay.
 pub(super) fn with_retained(chunk: &Tensor, saved: &Tensor, retained: &Retained) -> Tensor {
     let kept = saved.index_select(0, &retained.saved).view(&chunk.size()[..]);
     let mask = if chunk.dim() == 4 { retained.mask_b1n.unsqueeze(-1) } else { retained.mask_b1n.shallow_clone() };

@@ -1,6 +1,7 @@
 //! What a policy is: a score for every entry; the lowest leave the cache.
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -23,7 +24,8 @@ pub(super) enum Agreement {
 
 /// What a policy may look at when it scores the entries of one layer.
 pub struct Entries<'a> {
-    pub cache_length: usize,
+    /// Slots of a head's buffer: the cache length, or the largest share once budgets are in force.
+    pub capacity: usize,
     pub num_evicted: usize,
     /// Tokens of the prefill span.
     pub prefill: usize,
@@ -39,8 +41,8 @@ pub struct Entries<'a> {
     pub query_statistics: Option<&'a QueryStatistics>,
     pub(super) keys: &'a dyn Fn() -> Tensor,
     pub(super) agreement: &'a Agreement,
-    /// Begin and end of the positions that stay, by sequence, or nothing.
-    pub(super) protected: &'a [(usize, usize)],
+    /// The positions of each sequence's initial part that stay, or nothing.
+    pub(super) initial_parts: &'a [Range<usize>],
     pub(super) budget: Option<&'a BudgetState>,
 }
 
@@ -135,14 +137,11 @@ impl Observed<'_> {
     }
 
     pub fn plus(&self, more: Tensor) -> Tensor {
-        match self.previous_bgc {
-            Some(previous) => previous + more,
-            None => more,
-        }
+        if let Some(previous) = self.previous_bgc { previous + more } else { more }
     }
 }
 
-/// Picks the slots that the next chunk overwrites. A further policy is one file that implements this trait, and a line in the registry.
+/// Orders the entries, of which the cache picks those that leave. A further policy is one file with this trait, and a line in the registry.
 ///
 /// All it knows of an entry lies in the cache and moves with it: a policy has parameters, and no state.
 pub trait Policy: Debug + Send {
@@ -235,9 +234,9 @@ impl PolicyTraits<'_> {
         self.budgets.is_some_and(|rule| rule.across_layers)
     }
 
-    /// The positions, begin and end, that never leave a sequence whose initial part is `initial`.
-    pub fn protects(&self, (start, end): (usize, usize)) -> (usize, usize) {
-        self.initial_part.map_or((0, 0), |(_, kept)| (start, end.min(start.saturating_add(kept))))
+    /// The positions of a sequence's initial part that never leave.
+    pub fn kept_of(&self, part: Range<usize>) -> Range<usize> {
+        self.initial_part.map_or(0..0, |(_, kept)| part.start..part.end.min(part.start.saturating_add(kept)))
     }
 
     /// The largest chunk that never evicts itself or a protected token. Where budgets differ by head, the smallest must hold it.

@@ -5,18 +5,18 @@ use tch::{Device, Kind, Tensor};
 use super::ChunkSpan;
 use crate::native::cuda::on_device;
 
-/// Moves tokens between their own columns (left-aligned, pads on the right) and those of the chunk's region (after the entries
+/// Moves tokens between their own order (left-aligned, pads on the right) and the slots of the chunk's region (after the entries
 /// that the sequence keeps). Without ragged sequences both are the same and nothing is moved.
 #[derive(Debug)]
-pub struct Placement(Option<Columns>);
+pub struct Placement(Option<RegionSlots>);
 
 #[derive(Debug)]
-struct Columns {
-    /// `(B, n)`: the token at each column of the region, and whether there is one.
+struct RegionSlots {
+    /// `(B, n)`: the token in each slot of the region, and whether there is one.
     token: Tensor,
     has_token: Tensor,
-    /// `(B, n)`: the column of each token, and whether it is real. `None` where no sequence keeps entries, and each token stands in its own.
-    column: Option<Tensor>,
+    /// `(B, n)`: the slot of each token, and whether it is real. `None` where no sequence keeps entries, and tokens stand in their order.
+    slot: Option<Tensor>,
     is_real: Tensor,
     /// `(B, 1, 1)`: how many old entries stand in front of the tokens.
     kept: Tensor,
@@ -34,51 +34,51 @@ impl Placement {
             return Self(None);
         }
         let (n, batch) = (span.len as i64, span.real.len() as i64);
-        let (mut token, mut has_token, mut column, mut is_real) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut token, mut has_token, mut slot, mut is_real) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (&real, &kept) in span.real.iter().zip(retained) {
             let (real, kept) = (real as i64, kept as i64);
             for c in 0..n {
                 has_token.push((kept..kept + real).contains(&c));
                 token.push((c - kept).clamp(0, n - 1));
                 is_real.push(c < real);
-                column.push((c + kept).clamp(0, n - 1));
+                slot.push((c + kept).clamp(0, n - 1));
             }
         }
         let ints = |values: &[i64]| on_device(values, device).view([batch, n]);
         let bools = |values: &[bool]| on_device(values, device).view([batch, n]);
         let kept: Vec<i64> = retained.iter().map(|&kept| kept as i64).collect();
-        Self(Some(Columns {
+        Self(Some(RegionSlots {
             token: ints(&token),
             has_token: bools(&has_token),
-            column: retained.iter().any(|&kept| kept > 0).then(|| ints(&column)),
+            slot: retained.iter().any(|&kept| kept > 0).then(|| ints(&slot)),
             is_real: bools(&is_real),
             kept: on_device(&kept, device).view([batch, 1, 1]),
         }))
     }
 
-    /// From the tokens' own columns to those of the region, zero where a column has no token.
+    /// From tokens in their order to the slots of the region, zero where one has no token.
     ///
     /// # Shapes
     /// `x (B, heads, n, D)` in and out.
     pub fn place(&self, x: &Tensor) -> Tensor {
         match &self.0 {
             None => x.shallow_clone(),
-            Some(c) => moved(x, c.column.as_ref().map(|_| &c.token), &c.has_token),
+            Some(c) => moved(x, c.slot.as_ref().map(|_| &c.token), &c.has_token),
         }
     }
 
-    /// From the region's columns back to the tokens' own, zero for pads.
+    /// From the region's slots back to tokens in their order, zero for pads.
     ///
     /// # Shapes
     /// `x (B, heads, n, D)` in and out.
     pub fn unplace(&self, x: &Tensor) -> Tensor {
         match &self.0 {
             None => x.shallow_clone(),
-            Some(c) => moved(x, c.column.as_ref(), &c.is_real),
+            Some(c) => moved(x, c.slot.as_ref(), &c.is_real),
         }
     }
 
-    /// Positions of the region's columns, −1 where a column has no token: `(B, 1, n)`, or `(1, 1, n)` where all sequences agree.
+    /// Positions by slot of the region, −1 where one has no token: `(B, 1, n)`, or `(1, 1, n)` where all sequences agree.
     pub(super) fn positions(&self, span: &ChunkSpan, device: Device) -> Tensor {
         let start = span.start as i64;
         match &self.0 {
@@ -87,14 +87,14 @@ impl Placement {
         }
     }
 
-    /// How many columns of the region, from the first on, see entries through a window of so many positions.
+    /// How many queries of the region, from its first slot on, see entries through a window of so many positions.
     ///
     /// # Shapes
     /// Positions `(B, G, slots)` in; int64 of the same size out.
     pub fn visible_until(&self, span: &ChunkSpan, position_bgc: &Tensor, window: usize) -> Tensor {
-        // Column c has the token of position start + c − kept, and sees what is less than a window older.
+        // Slot c of the region has the token of position start + c − kept, and sees what is less than a window older.
         let until = position_bgc + (window as i64 - span.start as i64);
-        let until = if let Some(columns) = &self.0 { until + &columns.kept } else { until };
+        let until = if let Some(slots) = &self.0 { until + &slots.kept } else { until };
         #[cfg(test)]
         if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::WindowTooWide) {
             return (until + 1).clamp(0, span.len as i64);
@@ -102,7 +102,7 @@ impl Placement {
         until.clamp(0, span.len as i64)
     }
 
-    /// Log-sum-exps in which columns without a token count for nothing: `+inf` there.
+    /// Log-sum-exps in which slots without a token count for nothing: `+inf` there.
     ///
     /// # Shapes
     /// `(B, H, n)` in and out.

@@ -181,14 +181,14 @@ impl ReplayLog {
     }
 }
 
-/// Bytes that the log keeps of one evicted column of a batch in one layer, at most: so many choices of a slot below `cache_length`.
-pub fn log_bytes_per_token(scope: Scope, cache_length: usize, batch: usize, num_kv_heads: usize) -> Bytes {
+/// Bytes that the log keeps of one evicted entry of all sequences and heads in one layer, at most: so many choices of a slot below `capacity`.
+pub fn log_bytes_per_token(scope: Scope, capacity: usize, batch: usize, num_kv_heads: usize) -> Bytes {
     let choices = match scope {
         Scope::Batch => 1,
         Scope::Sequence => batch,
         Scope::Head => batch * num_kv_heads,
     };
-    Bytes((choices * Victims::kind(cache_length).elt_size_in_bytes()) as u64)
+    Bytes((choices * Victims::kind(capacity).elt_size_in_bytes()) as u64)
 }
 
 fn same<T: PartialEq>(expected: &T, found: &T, words: impl Fn(&T) -> String) -> Result<(), Fault> {

@@ -26,16 +26,16 @@ pub struct CacheShape {
     pub device: Device,
 }
 
-/// Consecutive columns of the batch that are run in one call, and how many of them are real in each sequence that is still under way.
+/// Consecutive positions of the batch that are run in one call, and how many of them hold tokens in each sequence that is still under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkSpan {
-    /// Position in the order of writing; pieces of the prefill span count one by one.
+    /// Number in the order of writing, by which errors and logs name the chunk; pieces of the prefill span count one by one.
     pub index: usize,
-    /// The cache event: the prefill span is chunk 0, whatever its pieces.
+    /// Number of the cache event, 0 for all pieces of the prefill span, and one more for each chunk after it.
     pub chunk: usize,
     pub start: usize,
     pub len: usize,
-    /// Per sequence, how many of the columns hold tokens; the rest are pads on the right. Sequences behind the last one that has tokens
+    /// Per sequence, how many of the positions hold tokens; the rest are pads on the right. Sequences behind the last one that has tokens
     /// here have left the batch, and are not in it.
     pub real: Vec<usize>,
     /// Whether it is a block of decoding, whose victims leave before it is known how many of its tokens will come: a sequence that ends in it
@@ -44,11 +44,15 @@ pub struct ChunkSpan {
 }
 
 impl ChunkSpan {
+    pub fn is_prefill(&self) -> bool {
+        self.chunk == 0
+    }
+
     pub fn num_sequences(&self) -> usize {
         self.real.len()
     }
 
-    /// How many of the columns hold tokens of a sequence; none of one that has left.
+    /// How many of the positions hold tokens of a sequence; none of one that has left.
     pub fn real_of(&self, sequence: usize) -> usize {
         self.real.get(sequence).copied().unwrap_or(0)
     }
@@ -71,7 +75,7 @@ impl ChunkSpan {
         (filled + self.len).saturating_sub(capacity)
     }
 
-    /// Per sequence, the columns at the front of the chunk's region which keep candidates that this sequence does not evict.
+    /// Per sequence, how many slots at the front of the chunk's region keep candidates that this sequence does not evict.
     pub fn retained(&self, filled: usize, capacity: usize) -> Vec<usize> {
         let e = self.evictions(filled, capacity);
         (0..self.real.len()).map(|b| e - (filled + self.taken_by(b)).saturating_sub(capacity).min(e)).collect()

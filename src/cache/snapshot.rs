@@ -13,7 +13,7 @@ use crate::units::{Fault, quoted};
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheSnapshot {
-    /// Tensors by name: stored entries `(B, G, filled, width)`, positions and notes. They are written in a file of their own.
+    /// Tensors by name: stored entries `(B, G, filled, width)`, positions and statistics. They are written in a file of their own.
     #[serde(skip)]
     pub tensors: Vec<(String, Tensor)>,
     filled: usize,
@@ -21,7 +21,8 @@ pub struct CacheSnapshot {
     num_chunks: usize,
     prefill: usize,
     agreement: Agreement,
-    protected: Vec<(usize, usize)>,
+    #[serde(rename = "protected")]
+    initial_parts: Vec<(usize, usize)>,
     budget: Option<BudgetState>,
 }
 
@@ -38,8 +39,8 @@ impl LayerCache {
         let sequences = self.shape.batch;
         let beside = [
             (POSITIONS, Some(self.position_bgc.narrow(2, 0, filled))),
-            (OBSERVED, self.notes.observed(sequences, filled)),
-            (FEATURES, self.notes.features(sequences, filled)),
+            (OBSERVED, self.stats.observed(sequences, filled)),
+            (FEATURES, self.stats.features(sequences, filled)),
             (BEFORE, self.budget.as_ref().map(|budget| budget.before_bgc.shallow_clone())),
         ];
         tensors.extend(beside.into_iter().filter_map(|(name, tensor)| Some((name.to_owned(), tensor?))));
@@ -49,14 +50,14 @@ impl LayerCache {
             num_chunks: self.num_chunks,
             prefill: self.prefill,
             agreement: self.agreement.clone(),
-            protected: self.protected.clone(),
+            initial_parts: self.initial_parts.iter().map(|part| (part.start, part.end)).collect(),
             budget: self.budget.as_ref().map(|budget| budget.with_positions(budget.before_bgc.shallow_clone())),
         }
     }
 
     /// Fills an empty cache with copies of what another one holds, of as many sequences, heads and channels, in the same stored form.
     pub fn fill(&mut self, snapshot: &CacheSnapshot) -> Result<(), Fault> {
-        let CacheSnapshot { filled, num_chunks, prefill, ref agreement, ref protected, ref budget, .. } = *snapshot;
+        let CacheSnapshot { filled, num_chunks, prefill, ref agreement, ref initial_parts, ref budget, .. } = *snapshot;
         self.check_snapshot(snapshot)?;
         let device = self.shape.device;
         let get = |name: &str| snapshot.tensors.iter().find(|(n, _)| n == name).map(|(_, tensor)| tensor.to_device(device));
@@ -69,10 +70,10 @@ impl LayerCache {
         }
         let size = &[self.shape.batch, self.shape.groups, self.buffer.slots()];
         if let Some(observed) = get(OBSERVED) {
-            self.notes.set_observed(size, &observed);
+            self.stats.set_observed(size, &observed);
         }
         if let Some(features) = get(FEATURES) {
-            self.notes.set_features(size, 0, &features.unbind(-1));
+            self.stats.set_features(size, 0, &features.unbind(-1));
         }
         self.agreement = match agreement {
             Agreement::All(_) => {
@@ -82,7 +83,7 @@ impl LayerCache {
             other => other.clone(),
         };
         (self.filled, self.num_chunks, self.prefill) = (filled, num_chunks, prefill);
-        self.protected.clone_from(protected);
+        self.initial_parts = initial_parts.iter().map(|&(start, end)| start..end).collect();
         self.offload();
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! The slots that leave, in the order of their score, and how they are found.
 
+use std::ops::Range;
+
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::budget::order_empty;
@@ -22,18 +24,18 @@ pub struct Victims {
 }
 
 impl Victims {
-    /// Packs slots below `cache_length` that the host has chosen or read: `(1 or B, 1 or G, e)`, i64.
-    pub(super) fn of_host(slot_bge: &Tensor, cache_length: usize) -> Self {
-        let packed = Waiting::here(&pack(slot_bge, Self::kind(cache_length)));
+    /// Packs slots below `capacity` that the host has chosen or read: `(1 or B, 1 or G, e)`, i64.
+    pub(super) fn of_host(slot_bge: &Tensor, capacity: usize) -> Self {
+        let packed = Waiting::here(&pack(slot_bge, Self::kind(capacity)));
         Self { packed, fresh: None, unpacked: None }
     }
 
-    /// Packs slots below `cache_length`, and keeps them unpacked until the chunk is written.
+    /// Packs slots below `capacity`, and keeps them unpacked until the chunk is written.
     ///
     /// # Shapes
     /// `(1 or B, 1 or G, e)`, i64.
-    pub fn new(slot_bge: &Tensor, cache_length: usize) -> Self {
-        let packed = pack(slot_bge, Self::kind(cache_length));
+    pub fn new(slot_bge: &Tensor, capacity: usize) -> Self {
+        let packed = pack(slot_bge, Self::kind(capacity));
         let fresh = copies_are_async(packed.device()).then(|| packed.shallow_clone());
         let is_here = fresh.is_none() && slot_bge.device() == Device::Cpu;
         Self { packed: Waiting::send(&packed), fresh, unpacked: is_here.then(|| slot_bge.shallow_clone()) }
@@ -72,9 +74,9 @@ impl Victims {
         Vec::try_from(self.unpacked().reshape([-1])).unwrap_or_default()
     }
 
-    /// The narrowest integers for slots below `cache_length`: bytes, 16 bits (counted from −32768), or 32.
-    pub fn kind(cache_length: usize) -> Kind {
-        match cache_length {
+    /// The narrowest integers for slots below `capacity`: bytes, 16 bits (counted from −32768), or 32.
+    pub fn kind(capacity: usize) -> Kind {
+        match capacity {
             0..=0x100 => Kind::Uint8,
             0x101..=0x1_0000 => Kind::Int16,
             _ => Kind::Int,
@@ -136,7 +138,7 @@ fn offset(kind: Kind) -> i64 {
     if kind == Kind::Int16 { 0x8000 } else { 0 }
 }
 
-pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>) -> Victims {
+pub(super) fn choose_victims(policy: &dyn Policy, entries: &Entries<'_>) -> Victims {
     let score = policy.score(entries);
     if let Some(victims) = on_host(policy, entries, &score) {
         return victims;
@@ -146,24 +148,22 @@ pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>) -> Victims {
         let empty_first = budget.empty_first(key.size()[0], entries.num_evicted, key.device());
         key = order_empty(&key, entries.position_bgc, &empty_first);
     }
-    Victims::new(&key.topk(entries.num_evicted as i64, 2, false, true).1, entries.cache_length)
+    Victims::new(&key.topk(entries.num_evicted as i64, 2, false, true).1, entries.capacity)
 }
 
 /// The choice where only positions count and the host knows them all.
 fn on_host(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder) -> Option<Victims> {
     let (EvictionOrder::ByPosition { keep_first }, Agreement::All(positions)) = (score, entries.agreement) else { return None };
-    if entries.protected.windows(2).any(|pair| pair[0] != pair[1]) {
+    if entries.initial_parts.windows(2).any(|pair| pair[0] != pair[1]) {
         return None;
     }
-    let PolicyTraits { grace, sinks, .. } = policy.traits();
-    let young = entries.next_position as i64 - grace as i64;
-    let keep_first = (*keep_first).max(sinks);
-    let protected = entries.protected.first().map_or(0..0, |&(start, end)| start as i64..end as i64);
-    let rank = |position: i64| if position < keep_first as i64 { LAST - position } else { position };
-    let slots = (0..).zip(positions).filter(|(_, position)| **position < young && !protected.contains(position));
+    let may_leave = entries.between_sinks_and_grace(policy);
+    let initial_part = entries.initial_parts.first().map_or(0..0, |part| part.start as i64..part.end as i64);
+    let rank = |position: i64| if position < *keep_first as i64 { LAST - position } else { position };
+    let slots = (0..).zip(positions).filter(|(_, position)| may_leave.contains(position) && !initial_part.contains(position));
     let slots: Vec<i64> = lowest_first(slots.map(|(slot, position)| (rank(*position), slot)), entries.num_evicted);
     let slots = Tensor::from_slice(&slots).view([1, 1, -1]);
-    Some(Victims { unpacked: Some(slots.shallow_clone()), ..Victims::of_host(&slots, entries.cache_length) })
+    Some(Victims { unpacked: Some(slots.shallow_clone()), ..Victims::of_host(&slots, entries.capacity) })
 }
 
 /// The slots of the `count` lowest of some ranks, lowest first.
@@ -185,53 +185,50 @@ fn lowest_first(ranked: impl Iterator<Item = (i64, i64)>, count: usize) -> Vec<i
 /// choice serves all heads of a sequence.
 pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder) -> Tensor {
     let heads = if matches!(entries.agreement, Agreement::Nothing) { entries.position_bgc.size()[1] } else { 1 };
-    let PolicyTraits { grace, sinks, .. } = policy.traits();
-    let young = entries.next_position as i64 - grace as i64;
     let (key, position) = match score {
         EvictionOrder::ByPosition { keep_first } => {
             let position = entries.position_bgc.narrow(1, 0, heads);
-            // An ended sequence may hold -1: its candidates are all retained, so that any slot serves.
-            let kept = position.ge(0).logical_and(&position.lt((*keep_first).max(sinks) as i64));
+            let kept = position.ge(0).logical_and(&position.lt(*keep_first as i64));
             ((position.neg() + LAST).where_self(&kept, &position), position)
         }
         EvictionOrder::ByEntry(score_bgc) => {
             let position = entries.position_bgc.narrow(1, 0, heads.max(score_bgc.size()[1]));
-            let is_sink = position.ge(0).logical_and(&position.lt(sinks as i64));
-            let key = ordered(score_bgc).bitwise_left_shift_tensor_scalar(32) + position.clamp_min(0);
-            (key.masked_fill(&is_sink, i64::MAX), position)
+            (ordered(score_bgc).bitwise_left_shift_tensor_scalar(32) + position.clamp_min(0), position)
         }
     };
-    let key = key.masked_fill(&position.ge(young), i64::MAX);
-    match is_protected(&position, entries.protected) {
-        Some(stays) => key.masked_fill(&stays, i64::MAX),
-        None => key,
-    }
+    // An ended sequence may hold -1: its candidates are all retained, so that any slot serves.
+    let may_leave = entries.may_leave(policy, &position).logical_or(&position.lt(0));
+    key.masked_fill(&may_leave.logical_not(), i64::MAX)
 }
 
 impl Entries<'_> {
-    /// Which entries may leave `(B, G, filled)`, bool: none that are young by the policy's `grace`, sinks or protected, and no empty slots.
+    /// Which entries may leave `(B, G, filled)`, bool: none that are young by the policy's `grace`, sinks or of an initial part that stays, and
+    /// no empty slots.
     pub fn candidates(&self, policy: &dyn Policy) -> Tensor {
-        let PolicyTraits { grace, sinks, .. } = policy.traits();
-        let young = self.next_position as i64 - grace as i64;
-        // A slot that holds nothing has -1.
-        let may_leave = self.position_bgc.ge(sinks as i64).logical_and(&self.position_bgc.lt(young));
-        match is_protected(self.position_bgc, self.protected) {
-            Some(stays) => may_leave.logical_and(&stays.logical_not()),
-            None => may_leave,
-        }
+        self.may_leave(policy, self.position_bgc)
     }
-}
 
-/// Which positions lie in the range of their sequence; `None` where no sequence has one.
-fn is_protected(position_bgc: &Tensor, protected: &[(usize, usize)]) -> Option<Tensor> {
-    if protected.iter().all(|(start, end)| start == end) {
-        return None;
+    /// Which entries may leave, by their positions. A slot that holds nothing has −1.
+    fn may_leave(&self, policy: &dyn Policy, position_bgc: &Tensor) -> Tensor {
+        let Range { start, end } = self.between_sinks_and_grace(policy);
+        let is_between = position_bgc.ge(start).logical_and(&position_bgc.lt(end));
+        if self.initial_parts.iter().all(Range::is_empty) {
+            return is_between;
+        }
+        let bounds = |of: fn(&Range<usize>) -> usize| {
+            let all: Vec<i64> = self.initial_parts.iter().map(|part| of(part) as i64).collect();
+            on_device(&all, position_bgc.device()).view([-1, 1, 1])
+        };
+        let is_outside =
+            position_bgc.lt_tensor(&bounds(|part| part.start)).logical_or(&position_bgc.ge_tensor(&bounds(|part| part.end)));
+        is_between.logical_and(&is_outside)
     }
-    let bounds = |of: fn(&(usize, usize)) -> usize| {
-        let all: Vec<i64> = protected.iter().map(|range| of(range) as i64).collect();
-        on_device(&all, position_bgc.device()).view([-1, 1, 1])
-    };
-    Some(position_bgc.ge_tensor(&bounds(|r| r.0)).logical_and(&position_bgc.lt_tensor(&bounds(|r| r.1))))
+
+    /// The positions that may leave unless an initial part holds them: behind the sinks, and older than the youngest tokens, which stay.
+    fn between_sinks_and_grace(&self, policy: &dyn Policy) -> Range<i64> {
+        let PolicyTraits { grace, sinks, .. } = policy.traits();
+        sinks as i64..self.next_position as i64 - grace as i64
+    }
 }
 
 const LAST: i64 = 1 << 40;
@@ -284,7 +281,7 @@ mod tests {
         let position_bgc = Tensor::from_slice(&positions).view([1, 1, 12]);
         let keys = || Tensor::zeros([1, 1, 12, 4], (Kind::Float, Device::Cpu));
         let entries = Entries {
-            cache_length: 12,
+            capacity: 12,
             num_evicted: 8,
             prefill: 12,
             next_position: 21,
@@ -294,7 +291,7 @@ mod tests {
             query_statistics: None,
             keys: &keys,
             agreement: &Agreement::Nothing,
-            protected: &[(4, 5)],
+            initial_parts: std::slice::from_ref(&(4..5)),
             budget: None,
         };
         let of_nan = |score: f32| if score.is_nan() { f32::INFINITY } else { score };
@@ -302,7 +299,7 @@ mod tests {
         let mut sorted: Vec<usize> = (0..12).filter(|&slot| !stays(positions[slot])).collect();
         // By value, so that -0 and 0 are the same.
         sorted.sort_by(|&a, &b| of_nan(scores[a]).partial_cmp(&of_nan(scores[b])).unwrap().then(positions[a].cmp(&positions[b])));
-        let left = choose(&policy, &entries).shared().unwrap();
+        let left = choose_victims(&policy, &entries).shared().unwrap();
         assert_eq!(left.iter().map(|&slot| slot as usize).collect::<Vec<_>>(), sorted);
     }
 
@@ -328,7 +325,7 @@ mod tests {
         let agreements = [Agreement::All(positions.to_vec()), Agreement::Heads, Agreement::Nothing];
         for (agreement, num_evicted) in agreements.iter().flat_map(|agreement| [1, 3].map(|count| (agreement, count))) {
             let entries = Entries {
-                cache_length: 6,
+                capacity: 6,
                 num_evicted,
                 prefill: 6,
                 next_position: 6,
@@ -338,10 +335,10 @@ mod tests {
                 query_statistics: None,
                 keys: &keys,
                 agreement,
-                protected: &[],
+                initial_parts: &[],
                 budget: None,
             };
-            let left = choose(&Careless, &entries).shared().unwrap();
+            let left = choose_victims(&Careless, &entries).shared().unwrap();
             let left: Vec<i64> = left.iter().map(|&slot| positions[slot as usize]).collect();
             assert_eq!(left, [2, 3, 4][..num_evicted], "{agreement:?}");
         }
@@ -349,9 +346,9 @@ mod tests {
 
     #[test]
     fn slots_are_packed_into_the_narrowest_integers() {
-        for (cache_length, kind) in [(256, Kind::Uint8), (257, Kind::Int16), (65_536, Kind::Int16), (65_537, Kind::Int)] {
-            let slots = [0, cache_length as i64 / 2, cache_length as i64 - 1];
-            let victims = Victims::of_host(&Tensor::from_slice(&slots).view([1, 1, 3]), cache_length);
+        for (capacity, kind) in [(256, Kind::Uint8), (257, Kind::Int16), (65_536, Kind::Int16), (65_537, Kind::Int)] {
+            let slots = [0, capacity as i64 / 2, capacity as i64 - 1];
+            let victims = Victims::of_host(&Tensor::from_slice(&slots).view([1, 1, 3]), capacity);
             assert_eq!((victims.packed().kind(), victims.shared().unwrap()), (kind, slots.to_vec()));
         }
     }

@@ -1,14 +1,15 @@
-//! How a column's layers reach their caches: choosing, following recorded choices, and following them under autograd.
+//! How a column's layers reach their caches: choosing, following recorded choices, or either of them under autograd; and the budget that
+//! the heads of all layers share, which is given out before a column.
 
 use std::ops::Range;
 
-use tch::{Tensor, no_grad};
+use tch::{Device, Tensor, no_grad};
 
 use super::attended_chunk::ChunkPart;
-use super::layer_state::{ChunkGrads, SharedLayer, allocate_across_layers, link};
+use super::layer_state::{ChunkGrads, SharedLayer, link};
 use super::router_balance::RouterTask;
 use super::undo_log::KeepUndo;
-use crate::cache::{ChunkSpan, Policy, Routing};
+use crate::cache::{ChunkSpan, HeadBudgets, Policy, Routing};
 use crate::model::{Attend, Qkv, Routed};
 use crate::native::{attach_backward, locked};
 use crate::ops::attention::{KvBlock, ModelFeature};
@@ -56,6 +57,26 @@ impl Column<'_> {
     fn above(&self, layer: LayerIdx) -> usize {
         let Range { start, end } = self.turn_layers();
         if layer.0 + 1 < end { layer.0 + 1 } else { start }
+    }
+
+    /// Writes the budgets of every layer's heads into its log, where policies share one over all layers and the column's first chunk is the first
+    /// that evicts. A column goes through one layer after the other, so nobody sees two layers at once, but between two columns all caches stand
+    /// after the same chunk: before it the entries of all layers are compared.
+    pub(super) fn allocate_across_layers(&self, policies: &[Box<dyn Policy>]) {
+        let (span, mut due, mut keys) = (&self.spans[0], Vec::new(), Vec::new());
+        for (layer, policy) in self.states.iter().zip(policies) {
+            let (mut state, rule) = (locked(layer), policy.traits().budgets.filter(|rule| rule.across_layers));
+            let Some(rule) = rule.filter(|_| state.cache.is_budget_due(span)) else { continue };
+            state.cache.prefetch();
+            state.cache.enter(span);
+            keys.push(state.cache.budget_keys(&**policy, span).to_device(Device::Cpu));
+            due.push((layer, state.cache.shape().cache_length, rule.floor));
+            state.cache.offload();
+        }
+        let Some(&(_, cache_length, floor)) = due.last() else { return };
+        for ((layer, ..), budgets) in due.into_iter().zip(HeadBudgets::across_layers(&keys, span, cache_length, floor)) {
+            locked(layer).log.budgets = Some(budgets);
+        }
     }
 
     /// Calls `attend` for each chunk with its part of q, k, v and joins the outputs. Pads beyond the column's chunks attend to nothing.
@@ -120,7 +141,7 @@ impl ColumnAttention<'_> {
         };
         // Where a column is run band by band, the bands below have written its chunks when the next one begins.
         if self.column.first == 0 {
-            allocate_across_layers(self.column.states, policies, &self.column.spans[0]);
+            self.column.allocate_across_layers(policies);
         }
     }
 }
@@ -134,8 +155,8 @@ impl Attend for ColumnAttention<'_> {
                 column.by_chunk(&qkv, |span, qkv| {
                     let (mut state, policy) = (locked(state), &*policies[layer.0]);
                     match *part {
-                        Some(part) => state.decide_part(policy, part, qkv),
-                        None => Ok(state.decide(policy, span, qkv, keep)?.0),
+                        Some(part) => state.forward_part(policy, part, qkv),
+                        None => Ok(state.forward_chunk(policy, span, qkv, keep)?.0),
                     }
                 })
             }),
@@ -250,7 +271,7 @@ impl Column<'_> {
             let tokens = &Qkv { q_bhnd: qkv.q_bhnd.detach(), own, rule: qkv.rule, sink_logit_h, joined: None };
             let mut layer = locked(state);
             let made = match policy {
-                Some(policy) => layer.decide(policy, span, tokens, KeepUndo::Resident),
+                Some(policy) => layer.forward_chunk(policy, span, tokens, KeepUndo::Resident),
                 None => layer.recompute(span, tokens),
             };
             let (out, saved) = made?;

@@ -8,7 +8,7 @@ use crate::ops::attention::{Attended, KvBlock, Qkv, attention_mass, attention_we
 /// What a chunk's backward needs, and nothing of the size of the cache.
 #[derive(Debug)]
 pub(super) struct ChunkSaved {
-    /// The chunk by the columns of its region.
+    /// The chunk by the slots of its region.
     pub(super) chunk: Qkv,
     pub(super) attended: Attended,
     pub(super) placement: Placement,

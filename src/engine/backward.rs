@@ -23,7 +23,7 @@ impl StepRun<'_> {
         for band in 0..num_bands {
             let layers = self.schedule.layers(band);
             if self.schedule.is_replayed(band) {
-                self.emit(Event::Replay { band: (band, num_bands) })?;
+                self.emit(Event::Replay { band, num_bands })?;
                 no_grad(|| self.replay(&layers))?;
             }
             (0..num_columns).rev().try_for_each(|c| self.cell(band, c))?;
@@ -41,8 +41,8 @@ impl StepRun<'_> {
                 return Err(Fault::interrupted());
             }
             if copies_are_async(device) {
-                for c in c..count.min(c + 2) {
-                    self.prefetch_checkpoint(layers.start, c)?;
+                for ahead in c..count.min(c + 2) {
+                    self.prefetch_checkpoint(layers.start, ahead)?;
                 }
             }
             let input = self.input(c, layers.start)?;
@@ -59,8 +59,8 @@ impl StepRun<'_> {
     fn cell(&mut self, band: usize, c: usize) -> Result<(), Fault> {
         let layers = &self.schedule.layers(band);
         let (num_bands, num_columns) = self.schedule.size();
-        let (at, column) = ((band, num_bands), (c, num_columns));
-        self.emit(Event::Cell { band: at, column, is_kept: self.trace.kept.contains_key(&(band, c)) })?;
+        let is_kept = self.trace.kept.contains_key(&(band, c));
+        self.emit(Event::Cell { band, num_bands, column: c, num_columns, is_kept })?;
         if copies_are_async(self.model.device()) {
             for column in (c.saturating_sub(1)..=c).rev() {
                 self.prefetch(band, column)?;
@@ -72,12 +72,12 @@ impl StepRun<'_> {
         };
         let gradient = if self.schedule.has_head_in_cells() {
             // The only band makes the last hidden states again.
-            self.emit(Event::Head { column })?;
+            self.emit(Event::Head { column: c, num_columns })?;
             self.head(c, &graph.output.detach())?
         } else {
             self.trace.top[c].take().map(|mut gradient| gradient.wait(self.model.device())).transpose()?
         };
-        self.emit(Event::CellBackward { band: at, column })?;
+        self.emit(Event::CellBackward { band, num_bands, column: c, num_columns })?;
         let below = graph.differentiate(gradient.as_ref(), self.trace.routers.gradient(self.router_weight()).as_ref())?;
         self.check_left_border(c, layers)?;
         self.trace.top[c] = below.as_ref().map(Waiting::send);

@@ -4,7 +4,7 @@ use tch::{Tensor, no_grad};
 
 use super::attended_chunk::ChunkPart;
 use super::extend::other_ids;
-use super::layer_state::{SharedLayer, allocate_across_layers};
+use super::layer_state::SharedLayer;
 use super::session::{PassOrder, Session};
 use super::{Engine, guarded};
 use crate::cache::{Policy, Routing};
@@ -52,7 +52,8 @@ pub fn decode_step(
             session.missing -= 1;
         }
         for (session, part) in sessions.iter().zip(&parts).filter(|(_, part)| part.from == 0) {
-            no_grad(|| allocate_across_layers(&session.layers, &engine.settings.policies, &part.span));
+            let column = session.column(std::slice::from_ref(&part.span), 0..session.layers.len());
+            no_grad(|| column.allocate_across_layers(&engine.settings.policies));
         }
         let states = sessions.iter().map(|session| &session.layers[..]).collect();
         let mut attend = DecodeAttention { states, parts: &parts, policies: &engine.settings.policies, rows: rows as i64 };
@@ -101,7 +102,7 @@ impl Attend for DecodeAttention<'_> {
             let own = Qkv { q_bhnd: own(&qkv.q_bhnd), own: qkv.own.map(own), ..qkv.clone() };
             let mut state = locked(&states[layer.0]);
             state.cache.prefetch();
-            outs.push(state.decide_part(&*self.policies[layer.0], part, &own)?);
+            outs.push(state.forward_part(&*self.policies[layer.0], part, &own)?);
             state.cache.offload();
         }
         let empty = self.rows - outs.len() as i64;

@@ -5,19 +5,19 @@ use tch::Tensor;
 use crate::store::{Store, bytes_of};
 use crate::units::{Bytes, named};
 
-/// A point of a step. A column is its index from the left and the number of columns, a band its index from the top and the number of bands.
+/// A point of a step. Columns are counted from the left, bands from the top.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A column of the forward phase begins.
-    ForwardColumn { column: (usize, usize) },
+    ForwardColumn { column: usize, num_columns: usize },
     /// The head's loss, and its gradient where one is wanted, begins for the hidden states of a column.
-    Head { column: (usize, usize) },
+    Head { column: usize, num_columns: usize },
     /// A band's second forward begins.
-    Replay { band: (usize, usize) },
+    Replay { band: usize, num_bands: usize },
     /// A cell of the backward phase begins: its caches are unwound, and it is computed again with autograd, unless its graph was kept.
-    Cell { band: (usize, usize), column: (usize, usize), is_kept: bool },
+    Cell { band: usize, num_bands: usize, column: usize, num_columns: usize, is_kept: bool },
     /// The graph of a cell is there, and its backward begins.
-    CellBackward { band: (usize, usize), column: (usize, usize) },
+    CellBackward { band: usize, num_bands: usize, column: usize, num_columns: usize },
 }
 
 pub trait Observer {
@@ -45,7 +45,7 @@ named! {
         OptimizerState = "optimizer state",
         /// Gradients of what is trained.
         Gradients = "gradients",
-        /// Keys, values, positions and notes of all layers, with dK and dV of the current layer band.
+        /// Keys, values, positions and statistics of all layers, with dK and dV of the current layer band.
         KvCache = "KV cache",
         /// Overwritten entries, where they wait and in the current cell, and the choices.
         UndoLog = "undo log",

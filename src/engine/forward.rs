@@ -81,13 +81,13 @@ impl<'a> StepRun<'a> {
         }
         let (num_bands, num_columns) = self.schedule.size();
         for c in 0..num_columns {
-            self.emit(Event::ForwardColumn { column: (c, num_columns) })?;
+            self.emit(Event::ForwardColumn { column: c, num_columns })?;
             let hidden = self.run_column(c, sink.is_some())?;
             if let Some(sink) = &mut sink {
                 sink(self.trace.start(c), &hidden);
             }
             if !self.schedule.has_head_in_cells() {
-                self.emit(Event::Head { column: (c, num_columns) })?;
+                self.emit(Event::Head { column: c, num_columns })?;
                 let gradient = self.head(c, &hidden)?;
                 // Where nothing of the layers is trained nobody waits for it.
                 self.trace.top[c] = gradient.filter(|_| num_bands > 0).as_ref().map(Waiting::send);

@@ -9,7 +9,7 @@ use crate::ops::attention::Attended;
 use crate::store::{Store, Waiting};
 use crate::units::Fault;
 
-/// Outputs of one layer, by chunk; of cells whose graphs are kept there are none.
+/// Outputs of one layer, by the index of the chunk; of cells whose graphs are kept there are none.
 #[derive(Debug)]
 pub(super) struct KeptOutputs {
     store: Store,
@@ -21,17 +21,18 @@ impl KeptOutputs {
         Self { store, waiting: HashMap::new() }
     }
 
-    pub(super) fn put(&mut self, chunk: usize, attended: &Attended) {
+    pub(super) fn put(&mut self, index: usize, attended: &Attended) -> Result<(), Fault> {
         let tensors = vec![attended.out_bhnd.shallow_clone(), attended.lse_bhn.shallow_clone()];
-        self.waiting.insert(chunk, Waiting::send_to(&self.store, &tensors));
+        self.waiting.insert(index, Waiting::send_to(&self.store, &tensors)?);
+        Ok(())
     }
 
     /// The output of a chunk, where it waits. A layer band's second forward leaves it; the chunk's cell needs it last.
-    pub(super) fn find(&mut self, chunk: usize, device: Device, is_last: bool) -> Result<Option<Attended>, Fault> {
+    pub(super) fn find(&mut self, index: usize, device: Device, is_last: bool) -> Result<Option<Attended>, Fault> {
         let found = if is_last {
-            self.waiting.remove(&chunk).map(|mut waiting| waiting.wait(device))
+            self.waiting.remove(&index).map(|mut waiting| waiting.wait(device))
         } else {
-            self.waiting.get(&chunk).map(|waiting| waiting.fetch(device))
+            self.waiting.get(&index).map(|waiting| waiting.fetch(device))
         };
         let found = found.transpose()?.map(|tensors| {
             let mut tensors = tensors.into_iter();
@@ -46,8 +47,8 @@ impl KeptOutputs {
     }
 
     /// Sets the output of a chunk out, where it waits, on its way to the chunk's cell; its room is free from here on.
-    pub(super) fn prefetch(&mut self, chunk: usize, device: Device) -> Result<(), Fault> {
-        self.waiting.get_mut(&chunk).map_or(Ok(()), |waiting| waiting.leave(device))
+    pub(super) fn prefetch(&mut self, index: usize, device: Device) -> Result<(), Fault> {
+        self.waiting.get_mut(&index).map_or(Ok(()), |waiting| waiting.leave(device))
     }
 
     /// Adds what waits outside the store.

@@ -1,17 +1,16 @@
-//! One layer's cache during a step, with the logs that belong to it: what the three kinds of attention below share; and one budget
-//! over the heads of all layers.
+//! One layer's cache during a step, with the logs that belong to it: a chunk is chosen for, written and attended to, again by the recorded
+//! choice, and unwound with its gradients.
 
 use std::sync::{Arc, Mutex};
 
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 use super::attended_chunk::{AttendedChunk, ChunkSaved, PartialChunk};
 use super::importance::LayerImportance;
 use super::kept_outputs::KeptOutputs;
 use super::undo_log::{KeepUndo, UndoLog};
 use super::{MemoryByPart, MemoryPart, MemoryPlace};
-use crate::cache::{CacheGrads, CacheSnapshot, ChunkSpan, HeadBudgets, LayerCache, LayerLog, Placement, Policy, Undo};
-use crate::native::locked;
+use crate::cache::{CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Undo};
 use crate::ops::attention::{self, KvBlock, Qkv, ScoreRule, accumulation_kind, sink_logit_backward};
 use crate::recipe::StoreForm;
 use crate::store::Store;
@@ -87,17 +86,17 @@ impl LayerState {
         self.importance.iter_mut().for_each(LayerImportance::forget_entries);
     }
 
-    /// Forward phase: chooses the victims, writes, attends, lets the policy take notes. Also returns what the chunk's backward needs.
-    pub(super) fn decide(
+    /// Forward phase: chooses the victims, writes, attends, lets the policy keep its statistics. Also returns what the chunk's backward needs.
+    pub(super) fn forward_chunk(
         &mut self,
         policy: &dyn Policy,
         span: &ChunkSpan,
         tokens: &Qkv,
         keep: KeepUndo,
     ) -> Result<(Tensor, ChunkSaved), Fault> {
-        self.choose(policy, span);
+        self.choose_victims(policy, span);
         // Pads must not count: in a ragged chunk the mass is summed only when a policy asks for it.
-        let asked = policy.traits().required_queries(span.chunk == 0).filter(|_| !span.is_ragged());
+        let asked = policy.traits().required_queries(span.is_prefill()).filter(|_| !span.is_ragged());
         let (own, placement) = self.write(span, tokens, keep)?;
         let (mut chunk, past) = self.sides(span, tokens, own, &placement);
         let (attended, mass) = attention::attend_and_sum(&chunk, &past, asked);
@@ -105,7 +104,7 @@ impl LayerState {
         chunk.joined = None;
         let saved = ChunkSaved { chunk, attended, placement };
         if let Some(outputs) = self.outputs.as_mut().filter(|_| keep != KeepUndo::Resident) {
-            outputs.put(span.index, &saved.attended);
+            outputs.put(span.index, &saved.attended)?;
         }
         self.log.finish_chunk();
         let mass = asked.zip(mass);
@@ -113,13 +112,13 @@ impl LayerState {
         Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
 
-    pub(super) fn choose(&mut self, policy: &dyn Policy, span: &ChunkSpan) {
+    pub(super) fn choose_victims(&mut self, policy: &dyn Policy, span: &ChunkSpan) {
         self.cache.enter(span);
         if let Some(budgets) = self.cache.allocate(policy, span) {
             self.log.budgets = Some(budgets);
         }
         self.apply_budgets(span);
-        let victims = self.cache.decide(policy, span);
+        let victims = self.cache.choose_victims(policy, span);
         self.log.record(victims);
     }
 
@@ -231,7 +230,7 @@ impl LayerState {
         if self.undo.store.form() == StoreForm::Plain { self.cache.joined() } else { None }
     }
 
-    /// How many of the region's columns see each filled slot, where the layer has a window.
+    /// How many of the region's queries see each filled slot, where the layer has a window.
     pub(super) fn visible_until(&self, span: &ChunkSpan, placement: &Placement, rule: ScoreRule) -> Option<Tensor> {
         rule.window.map(|window| placement.visible_until(span, &self.cache.positions(), window))
     }
@@ -274,12 +273,12 @@ impl LayerState {
         let (past, joined) = self.past(span, visible_until.as_ref());
         let attended = attention::attend(&Qkv { joined, ..chunk.clone() }, &past);
         if let Some(outputs) = self.outputs.as_mut().filter(|_| !is_last) {
-            outputs.put(span.index, &attended);
+            outputs.put(span.index, &attended)?;
         }
         Ok(ChunkSaved { chunk, attended, placement })
     }
 
-    /// The chunk written last, whose own queries see the region's columns as `own`, and what it sees in addition.
+    /// The chunk written last, whose own queries see the region's entries as `own`, and what it sees in addition.
     pub(super) fn sides(&self, span: &ChunkSpan, tokens: &Qkv, own: KvBlock, placement: &Placement) -> (Qkv, Vec<KvBlock>) {
         let visible_until = self.visible_until(span, placement, tokens.rule);
         let chunk = self.in_region(span, tokens, own, placement, visible_until.as_ref());
@@ -313,28 +312,4 @@ impl LayerState {
 /// A one-element tensor that carries the order of a layer's operators.
 pub(super) fn link(like: &Tensor) -> Tensor {
     Tensor::zeros([1], (like.kind(), like.device()))
-}
-
-/// Writes the budgets of every layer's heads into its log, where policies share one over all layers and `span` is the first chunk that evicts.
-/// A column goes through one layer after the other, so nobody sees two layers at once, but between two columns all caches stand after the same
-/// chunk: `span` begins a column, and before it the entries of all layers are compared.
-pub(super) fn allocate_across_layers(layers: &[SharedLayer], policies: &[Box<dyn Policy>], span: &ChunkSpan) {
-    let (mut due, mut keys, mut common) = (Vec::new(), Vec::new(), None);
-    for (layer, policy) in layers.iter().zip(policies) {
-        let Some(rule) = policy.traits().budgets.filter(|rule| rule.across_layers) else { continue };
-        let mut state = locked(layer);
-        if !state.cache.is_budget_due(span) {
-            continue;
-        }
-        state.cache.prefetch();
-        state.cache.enter(span);
-        keys.push(state.cache.budget_keys(&**policy, span).to_device(Device::Cpu));
-        due.push(layer);
-        common = Some((state.cache.shape().cache_length, rule.floor));
-        state.cache.offload();
-    }
-    let Some((cache_length, floor)) = common else { return };
-    for (layer, budgets) in due.into_iter().zip(HeadBudgets::across_layers(&keys, span, cache_length, floor)) {
-        locked(layer).log.budgets = Some(budgets);
-    }
 }

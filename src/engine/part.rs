@@ -13,12 +13,12 @@ use crate::recipe::BufferKind;
 use crate::units::Fault;
 
 impl LayerState {
-    /// The next tokens of a chunk: as [`Self::decide`], once its last token has come.
-    pub(super) fn decide_part(&mut self, policy: &dyn Policy, part: &ChunkPart, tokens: &Qkv) -> Result<Tensor, Fault> {
+    /// The next tokens of a chunk: as [`Self::forward_chunk`], once its last token has come.
+    pub(super) fn forward_part(&mut self, policy: &dyn Policy, part: &ChunkPart, tokens: &Qkv) -> Result<Tensor, Fault> {
         let &ChunkPart { ref span, from } = part;
         let len = tokens.num_tokens() as usize;
         if len == span.len {
-            return Ok(self.decide(policy, span, tokens, KeepUndo::Nothing)?.0);
+            return Ok(self.forward_chunk(policy, span, tokens, KeepUndo::Nothing)?.0);
         }
         if from == 0 {
             self.open(policy, span, tokens)?;
@@ -34,7 +34,7 @@ impl LayerState {
 
     /// Lets the victims leave, and keeps their slots for the tokens to come.
     fn open(&mut self, policy: &dyn Policy, span: &ChunkSpan, tokens: &Qkv) -> Result<(), Fault> {
-        self.choose(policy, span);
+        self.choose_victims(policy, span);
         let victims = self.cache.recall(&self.log, span)?;
         let empty = |x: &Tensor| {
             let (batch, groups, _, width) = x.size4().unwrap_or_default();
@@ -71,7 +71,7 @@ impl LayerState {
         attention::attend(&chunk, &past)
     }
 
-    /// Lets the policy take its notes of the whole chunk.
+    /// Lets the policy keep its statistics of the whole chunk.
     fn close(&mut self, policy: &dyn Policy, span: &ChunkSpan, tokens: &Qkv) {
         let PartialChunk { q, own, out, lse } = std::mem::take(&mut self.partial);
         let [q_bhnd, out_bhnd, lse_bhn] = [q, out, lse].map(|parts| Tensor::cat(&parts, 2));

@@ -110,7 +110,7 @@ impl Session {
         let layer = |(layer, shape): (usize, CacheShape)| {
             let traits = engine.settings.policy(layer).traits();
             let mut cache = LayerCache::new(LayerIdx(layer), shape, plan.prefill);
-            cache.protected = spec.initial.iter().map(|&initial| traits.protects(initial)).collect();
+            cache.initial_parts = spec.initial.iter().map(|&(start, end)| traits.kept_of(start..end)).collect();
             if traits.needs_query_statistics {
                 cache.query_statistics = Some(model.query_statistics(LayerIdx(layer), &frequencies)?);
             }

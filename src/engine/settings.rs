@@ -150,9 +150,8 @@ impl Settings {
 
     /// What runs the layers of so many sessions that write texts at a time: captured where a device has graphs, and all widths are fixed.
     pub fn session_layers(&self, sessions: usize, device: Device) -> Result<CapturedLayers, Fault> {
-        let shapes =
-            self.static_width().filter(|_| self.grad.cuda_graphs).map_or(Vec::new(), |width| vec![(1, width), (sessions, 1)]);
-        CapturedLayers::new(device, shapes)
+        let Some(width) = self.static_width().filter(|_| self.grad.cuda_graphs) else { return Ok(CapturedLayers::default()) };
+        Ok(CapturedLayers::new(device)?.over(1, width).over(sessions, 1))
     }
 
     pub fn policy(&self, layer: usize) -> &dyn Policy {
@@ -161,13 +160,12 @@ impl Settings {
 
     /// Layer bands, as ranges of layers, bottom first: of the layers below `first_trained`, and of the others.
     pub fn layer_bands(&self, first_trained: usize) -> Vec<Range<usize>> {
-        let bands = |layers| chunks::layer_bands(layers, self.grad.layers_per_cell);
-        [bands(0..first_trained), bands(first_trained..self.policies.len())].concat()
+        [chunks::layer_bands(0..first_trained, self.grad.layers_per_cell), self.trained_bands(first_trained)].concat()
     }
 
     /// The layer bands that the backward phase differentiates, without the layers below `first_trained`; bottom first.
     pub fn trained_bands(&self, first_trained: usize) -> Vec<Range<usize>> {
-        self.layer_bands(first_trained).into_iter().filter(|band| band.start >= first_trained).collect()
+        chunks::layer_bands(first_trained..self.policies.len(), self.grad.layers_per_cell)
     }
 
     fn fixed_caches(&self) -> FixedCaches<'_> {
@@ -240,7 +238,7 @@ impl Settings {
         self.policies.get(of_recipe).map(|policy| policy.traits()).filter(|traits| !traits.keeps_all).map(|traits| traits.scope)
     }
 
-    /// Bytes of a layer's replay log at most, without the routing of experts: of one evicted column, and of a whole batch planned as `plan`.
+    /// Bytes of a layer's replay log at most, without the routing of experts: of one evicted entry of all heads, and of a whole batch planned as `plan`.
     pub fn log_bytes(&self, layer: usize, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
         let PolicyTraits { keeps_all: false, scope, budgets, .. } = self.policies[layer].traits() else {
             return Default::default();

@@ -1,6 +1,6 @@
 //! How many slots the cache of each layer has, and which chunks it can take.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::chunks::BENT_BY;
 use super::{Cuts, RandomSizes};
@@ -59,7 +59,9 @@ impl Slots {
 /// The caches of fixed size, from the bottom: those that policies and chunks must get along with.
 #[derive(Debug)]
 pub(super) struct FixedCaches<'a> {
-    layers: Vec<(usize, usize, PolicyTraits<'a>)>,
+    /// Slots of each layer's cache.
+    lengths: BTreeMap<usize, usize>,
+    policies: &'a [Box<dyn Policy>],
     is_uniform: bool,
     chunking: Chunking,
     randomizes: bool,
@@ -67,16 +69,15 @@ pub(super) struct FixedCaches<'a> {
 
 impl<'a> FixedCaches<'a> {
     pub(super) fn of(slots: &[Slots], policies: &'a [Box<dyn Policy>], chunking: Chunking, randomizes: bool) -> Self {
-        let fixed = slots.iter().zip(policies).enumerate();
-        let layers: Vec<_> =
-            fixed.filter_map(|(layer, (slots, policy))| Some((layer, slots.fixed()?, policy.traits()))).collect();
-        let is_uniform = layers.windows(2).all(|pair| pair[0].1 == pair[1].1);
-        Self { layers, is_uniform, chunking, randomizes }
+        let fixed = |(layer, slots): (usize, &Slots)| Some((layer, slots.fixed()?));
+        let lengths: BTreeMap<usize, usize> = slots.iter().enumerate().filter_map(fixed).collect();
+        let is_uniform = lengths.values().min() == lengths.values().max();
+        Self { lengths, policies, is_uniform, chunking, randomizes }
     }
 
     /// The smallest; `None` where no cache has a fixed size.
     pub(super) fn smallest(&self) -> Option<usize> {
-        self.layers.iter().map(|(_, slots, _)| *slots).min()
+        self.lengths.values().copied().min()
     }
 
     /// Where chunks are bent to: the lengths at which caches become full.
@@ -84,7 +85,7 @@ impl<'a> FixedCaches<'a> {
         if self.chunking == Chunking::Plain {
             return Vec::new();
         }
-        self.layers.iter().map(|(_, slots, _)| *slots).collect::<BTreeSet<_>>().into_iter().collect()
+        self.lengths.values().copied().collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// The longest chunk that reaches a cache of `slots` while it is full.
@@ -114,7 +115,7 @@ impl<'a> FixedCaches<'a> {
 
     /// No chunk may evict itself or a protected token.
     pub(super) fn check(&self, chunk_size: usize) -> Result<(), Fault> {
-        if !self.is_uniform && self.layers.iter().any(|(.., policy)| policy.shares_over_layers()) {
+        if !self.is_uniform && self.lengths.keys().any(|&layer| self.policies[layer].traits().shares_over_layers()) {
             let hint = "give one `kv_cache.cache_length` for all layers, or leave `across_layers` out";
             return Err(Fault::usage("`across_layers` needs caches of one length, and the layers' lengths differ", hint));
         }
@@ -122,20 +123,23 @@ impl<'a> FixedCaches<'a> {
         self.check_longest_chunk(chunk_size)
     }
 
-    fn evicting(&self) -> impl Iterator<Item = &(usize, usize, PolicyTraits<'a>)> {
-        self.layers.iter().filter(|(.., policy)| !policy.keeps_all)
+    fn evicting(&self) -> impl Iterator<Item = usize> {
+        self.lengths.keys().copied().filter(|&layer| !self.policies[layer].traits().keeps_all)
+    }
+
+    /// The largest chunk that a layer's cache takes.
+    fn allowed(&self, layer: usize) -> usize {
+        self.policies[layer].traits().max_chunk_size(self.lengths[&layer])
     }
 
     fn check_chunk_size(&self, chunk_size: usize) -> Result<(), Fault> {
-        let Some(&(layer, cache_length, policy)) = self.evicting().min_by_key(|(_, slots, p)| p.max_chunk_size(*slots)) else {
-            return Ok(());
-        };
-        let largest = policy.max_chunk_size(cache_length);
+        let Some(layer) = self.evicting().min_by_key(|&layer| self.allowed(layer)) else { return Ok(()) };
+        let (largest, cache_length) = (self.allowed(layer), self.lengths[&layer]);
         if chunk_size <= largest {
             return Ok(());
         }
+        let PolicyTraits { sinks, grace, budgets, initial_part, .. } = self.policies[layer].traits();
         let layer = if self.is_uniform { "every layer".to_owned() } else { format!("layer {layer}") };
-        let PolicyTraits { sinks, grace, budgets, initial_part, .. } = policy;
         let share = budgets.map_or_else(String::new, |rule| format!("a smallest share of {}, ", rule.least(cache_length)));
         let initial = initial_part.filter(|(_, kept)| *kept > 0);
         let initial = initial.map_or_else(String::new, |(_, kept)| format!("{kept} tokens of an initial part, "));
@@ -151,15 +155,15 @@ impl<'a> FixedCaches<'a> {
         Err(Fault::usage(message, hint))
     }
 
-    /// Whether chunks of this size, which can be longer than `chunk_size` where they are drawn or bent, fit a cache.
-    fn fits(&self, chunk_size: usize, (_, slots, policy): &(usize, usize, PolicyTraits<'_>)) -> bool {
-        self.longest_chunk(chunk_size, *slots) <= policy.max_chunk_size(*slots)
+    /// Whether chunks of this size, which can be longer than `chunk_size` where they are drawn or bent, fit a layer's cache.
+    fn fits(&self, chunk_size: usize, layer: usize) -> bool {
+        self.longest_chunk(chunk_size, self.lengths[&layer]) <= self.allowed(layer)
     }
 
     /// The largest `chunk_size` of at most `most` that fits all caches; 0 where none does.
     fn largest_chunk_size(&self, most: usize) -> usize {
-        let most = self.evicting().map(|(_, slots, policy)| policy.max_chunk_size(*slots)).fold(most, usize::min);
-        let fits = |chunk_size: usize| self.evicting().all(|cache| self.fits(chunk_size, cache));
+        let most = self.evicting().map(|layer| self.allowed(layer)).fold(most, usize::min);
+        let fits = |chunk_size: usize| self.evicting().all(|layer| self.fits(chunk_size, layer));
         (1..=most).rev().find(|&size| fits(size)).unwrap_or(0)
     }
 
@@ -173,10 +177,9 @@ impl<'a> FixedCaches<'a> {
     }
 
     fn check_longest_chunk(&self, chunk_size: usize) -> Result<(), Fault> {
-        let Some(&(layer, cache_length, policy)) = self.evicting().find(|cache| !self.fits(chunk_size, cache)) else {
-            return Ok(());
-        };
-        let (longest, allowed) = (self.longest_chunk(chunk_size, cache_length), policy.max_chunk_size(cache_length));
+        let Some(layer) = self.evicting().find(|&layer| !self.fits(chunk_size, layer)) else { return Ok(()) };
+        let (cache_length, allowed) = (self.lengths[&layer], self.allowed(layer));
+        let longest = self.longest_chunk(chunk_size, cache_length);
         let message = format!(
             "`kv_cache.chunk_size` = {chunk_size} makes chunks of up to {longest} tokens, as their sizes vary; layer {layer} with \
              `cache_length` = {cache_length} takes at most {allowed}"
@@ -191,14 +194,10 @@ impl<'a> FixedCaches<'a> {
 
 /// The fault of a sequence that is longer than a cache which evicts nothing.
 pub(super) fn too_long(tokens: usize, layer: usize, cache_length: usize) -> Fault {
-    Fault::usage(
-        format!(
-            "a sequence of {tokens} tokens does not fit the dense cache of layer {layer}: `kv_cache.cache_length` = {cache_length}"
-        ),
-        format!(
-            "set `kv_cache.storage = \"growing\"`, or `kv_cache.cache_length = {tokens}`, or a policy that evicts such as \"h2o\""
-        ),
-    )
+    let (key, own) =
+        ("kv_cache.cache_length", format!("a sequence of {tokens} tokens does not fit the dense cache of layer {layer}"));
+    let hint = format!("set `kv_cache.storage = \"growing\"`, or `{key} = {tokens}`, or a policy that evicts such as \"h2o\"");
+    Fault::usage(format!("{own}: `{key}` = {cache_length}"), hint)
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use crate::units::{Fault, LayerIdx};
 #[derive(Debug, Default)]
 pub struct CapturedLayers {
     recorder: Option<Recorder>,
+    /// What belongs to a shape of columns, by sequences and tokens.
     shapes: BTreeMap<(usize, usize), OfShape>,
 }
 
@@ -105,10 +106,21 @@ enum Recorded {
 }
 
 impl CapturedLayers {
-    /// For columns of these shapes, sequences and tokens, all captured where the device has graphs; `Err` says what libtorch lacks for that.
-    pub fn new(device: Device, shapes: Vec<(usize, usize)>) -> Result<Self, Fault> {
-        let recorder = if shapes.is_empty() { None } else { recorder(device)? };
-        Ok(Self { recorder, shapes: shapes.into_iter().map(|shape| (shape, OfShape::default())).collect() })
+    /// Layers that are captured where the device has graphs; `Err` says what libtorch lacks for that.
+    pub fn new(device: Device) -> Result<Self, Fault> {
+        let recorder = match device {
+            #[cfg(test)]
+            _ if simulated::is_on() => Some(Recorder::Played),
+            Device::Cuda(index) => Some(Recorder::Device(GraphRecorder::of(index)?)),
+            _ => None,
+        };
+        Ok(Self { recorder, shapes: BTreeMap::new() })
+    }
+
+    /// The same, with columns of so many sequences and tokens among those that are captured.
+    pub fn over(mut self, sequences: usize, tokens: usize) -> Self {
+        self.shapes.insert((sequences, tokens), OfShape::default());
+        self
     }
 
     /// The layers over the column that is next, of so many sequences and tokens. `model` is always the same, and so is `context` for all columns of one shape.
@@ -126,11 +138,8 @@ impl CapturedLayers {
             if of_shape.columns == 1 {
                 captured = None;
             } else {
-                of_shape
-                    .held
-                    .get_or_insert_with(|| CapturedBuffers::new(model, sequences, tokens, positions))
-                    .positions
-                    .copy_(positions);
+                let held = of_shape.held.get_or_insert_with(|| CapturedBuffers::new(model, sequences, tokens, positions));
+                held.positions.copy_(positions);
             }
         }
         ColumnLayers { model, context, positions, captured }
@@ -194,15 +203,6 @@ impl Recorder {
     }
 }
 
-fn recorder(device: Device) -> Result<Option<Recorder>, Fault> {
-    #[cfg(test)]
-    if simulated::is_on() {
-        return Ok(Some(Recorder::Played));
-    }
-    let Device::Cuda(index) = device else { return Ok(None) };
-    Ok(Some(Recorder::Device(GraphRecorder::of(index)?)))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -260,7 +260,7 @@ mod tests {
     fn run(model: &Model, lengths: &[usize], attend: &mut dyn Attend) -> Vec<Tensor> {
         let (samples, dropout) = ([40, 41], Some(StepKey { seed: 3, step: 4 }));
         let context = DropoutContext { dropout, samples: &samples };
-        let mut captured = CapturedLayers::new(Device::Cpu, vec![(2, 4), (2, 6)]).unwrap();
+        let mut captured = CapturedLayers::new(Device::Cpu).unwrap().over(2, 4).over(2, 6);
         let frequencies = model.frequencies(&[64, 5]);
         let mut start = 0;
         let column = |&n: &usize| {

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::StepSpec;
-use crate::cache::{CacheShape, ChunkSpan, Routing, UndoBytes, notes_per_entry};
+use crate::cache::{CacheShape, ChunkSpan, Routing, UndoBytes, stats_per_entry};
 use crate::engine::ChunkPlan;
 use crate::head::HeadFootprint;
 use crate::model::{ColumnShape, LayerBytes, LayerFootprint};
@@ -16,8 +16,8 @@ pub(super) struct LayerMemory {
     pub(super) cache: u64,
     /// Bytes of keys and values that wait on the host.
     pub(super) waiting_cache: u64,
-    /// Bytes of a policy's notes on the entries.
-    pub(super) notes: u64,
+    /// Bytes of a policy's statistics of the entries.
+    pub(super) stats: u64,
     pub(super) gradients: u64,
     /// The copy of a cache that grows.
     pub(super) growing: u64,
@@ -116,14 +116,14 @@ fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape
     let entries = (plan.num_sequences() * slots) as u64 * shape.groups as u64;
     let (all, positions) = (shape.slot_bytes(slots).0, shape.position_bytes(slots).0);
     let (cache, waiting_cache) = if shape.is_offloaded { (positions, all - positions) } else { (all, 0) };
-    let noted = plan.spans.iter().map(|span| span.start < plan.prefill);
+    let phases = plan.spans.iter().map(ChunkSpan::is_prefill);
     let policy = spec.settings.policy(index);
-    let notes = [true, false].into_iter().filter(|wanted| noted.clone().any(|is_prefill| is_prefill == *wanted));
-    let notes = notes.map(|is_prefill| notes_per_entry(policy, is_prefill)).max().unwrap_or(0) as u64;
+    let phases = [true, false].into_iter().filter(|wanted| phases.clone().any(|is_prefill| is_prefill == *wanted));
+    let stats = phases.map(|is_prefill| stats_per_entry(policy, is_prefill)).max().unwrap_or(0) as u64;
     LayerMemory {
         cache,
         waiting_cache,
-        notes: 4 * notes * entries,
+        stats: 4 * stats * entries,
         gradients: entries * (2 * shape.head_dim + shape.further_widths().sum::<i64>()) as u64 * spec.wide(),
         growing: copied.0,
         log: spec.settings.log_bytes(index, plan, shape.groups as usize).1.0 + plan.spans.iter().map(routed).sum::<u64>(),

@@ -201,7 +201,7 @@ impl<'a> StepMemory<'a> {
     /// What the forward phase holds in column `c`, of which nothing is kept yet but its choices.
     fn in_forward(&self, part: StepPart, c: usize) -> Moment {
         let (bands, mut moment) = (0..self.cells.len(), self.standing(part));
-        moment.add("caches", MemoryPlace::Device, self.layers.iter().map(|layer| layer.notes).sum());
+        moment.add("caches", MemoryPlace::Device, self.layers.iter().map(|layer| layer.stats).sum());
         moment.add(GRAPHS, MemoryPlace::Device, self.sum(bands.clone(), 0..c, |sums| sums.graph));
         moment.add("resident undo entries", MemoryPlace::Device, self.sum(bands.clone(), 0..c + 1, |sums| sums.resident_undo));
         moment.add("travelling gradients", MemoryPlace::Host, self.came_before(0, c));
@@ -250,7 +250,7 @@ impl<'a> StepMemory<'a> {
     /// What the backward phase holds when it comes to a cell.
     fn in_backward(&self, part: StepPart, band: usize, c: usize) -> Moment {
         let (layers, bands, mut moment) = (self.schedule.layers(band), band + 1..self.cells.len(), self.standing(part));
-        moment.add("caches", MemoryPlace::Device, self.layers[..layers.start].iter().map(|layer| layer.notes).sum());
+        moment.add("caches", MemoryPlace::Device, self.layers[..layers.start].iter().map(|layer| layer.stats).sum());
         let kept = |of: fn(&CellMemory) -> u64| {
             self.sum(bands.clone(), 0..self.columns.len(), of) + self.sum(band..band + 1, 0..c + 1, of)
         };

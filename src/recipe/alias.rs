@@ -1,10 +1,10 @@
 //! Spellings of other programs that mean the same: accepted, with a note. Most stand beside their keys; here are those of the policy.
 
-use super::choice::{DEFAULT_POLICY, PolicyRecipe};
 use super::diagnose::Checked;
 use super::foreign;
 use super::overrides::move_to;
 use super::plan::dotted_keys;
+use super::policy_recipe::{DEFAULT_POLICY, PolicyRecipe};
 use super::refusals::Refusals;
 use super::table::{RecipeKey, table_of};
 use super::tree::{Document, KeyValue, Node, NodeValue, Spot};

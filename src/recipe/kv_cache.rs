@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
-use super::choice::PolicyRecipe;
 use super::diagnose::Checked;
+use super::policy_recipe::PolicyRecipe;
 use super::table::table;
 use super::tree::Document;
 use super::value::{COUNT, KeyRule, RecipeValue};

@@ -6,7 +6,6 @@
 
 mod alias;
 mod chat;
-mod choice;
 mod contradictions;
 mod data;
 mod data_paths;
@@ -25,6 +24,7 @@ mod model;
 mod modules;
 mod overrides;
 mod plan;
+mod policy_recipe;
 mod read;
 mod refusals;
 mod resolve;
@@ -38,7 +38,6 @@ mod words;
 mod write;
 
 pub use chat::{Boundary, ChatRecipe, TemplateChoice, TemplateDate, TrainOn};
-pub use choice::{PolicyRecipe, check_policies_by};
 pub use data::*;
 pub use distill::DistillRecipe;
 pub use eval::{BestMetric, EvalRecipe, GenerateRecipe, MetricMode};
@@ -51,6 +50,7 @@ pub use model::{
     TrainedBias, extra_modules,
 };
 pub use modules::{ModuleSet, WrittenRegex, is_named};
+pub use policy_recipe::{PolicyRecipe, check_policies_by};
 pub use training::*;
 pub use {initial_part::*, plan::Recipe, write::Difference};
 // What the reference is written from.

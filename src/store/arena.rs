@@ -123,7 +123,8 @@ struct InFile {
     dir: Option<PathBuf>,
     scratch: Option<Scratch>,
     ranges: Ranges,
-    bytes: Vec<u8>,
+    /// What bytes pass through to the file and back, as long as the largest tensor so far; measured with the process, and not in [`StoreUsage`].
+    staging: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -143,7 +144,7 @@ impl Arena {
 
     /// Without a directory the first tensor is refused.
     pub(super) fn in_file(dir: Option<PathBuf>) -> Self {
-        let file = InFile { dir, scratch: None, ranges: Ranges::default(), bytes: Vec::new() };
+        let file = InFile { dir, scratch: None, ranges: Ranges::default(), staging: Vec::new() };
         Self::at(ArenaKind::File(Box::new(file)))
     }
 
@@ -279,13 +280,13 @@ impl InFile {
 
     fn write(&mut self, part: &TensorRange, tensor: &Tensor) -> Result<(), Fault> {
         let host = tensor.to_device(Device::Cpu).contiguous();
-        let bytes = beginning(&mut self.bytes, part.len());
+        let bytes = beginning(&mut self.staging, part.len());
         host.f_copy_data_u8(bytes, host.numel()).map_err(|e| torch(WAITING, &e))?;
         self.scratch.as_ref().ok_or_else(no_scratch_dir)?.write_at(part.at, bytes)
     }
 
     fn read(&mut self, part: &TensorRange) -> Result<Tensor, Fault> {
-        let bytes = beginning(&mut self.bytes, part.len());
+        let bytes = beginning(&mut self.staging, part.len());
         self.scratch.as_ref().ok_or_else(no_scratch_dir)?.read_at(part.at, bytes)?;
         Tensor::f_from_data_size(bytes, &part.size, part.kind).map_err(|e| torch(WAITING, &e))
     }

@@ -112,15 +112,15 @@ impl<T: Bundle> Waiting<T> {
     /// Sends tensors of one device to the host. From a CUDA device they go beside what is computed from here on, and must not be written to
     /// any more; those of the host stay where they are.
     pub fn send(bundle: &T) -> Self {
-        Self::send_to(&ROOM, bundle)
+        // Only a file can refuse.
+        or_panic(Self::send_to(&ROOM, bundle))
     }
 
-    /// Sends tensors as [`Self::send`] does, to a store in memory; tensors of the host need none of its room.
-    pub fn send_to(store: &Store, bundle: &T) -> Self {
+    /// Sends tensors as [`Self::send`] does, to a store; tensors of the host need none of its room.
+    pub fn send_to(store: &Store, bundle: &T) -> Result<Self, Fault> {
         let here = Self::here(bundle);
         let is_sent = here.tensors().iter().any(|x| copies_are_async(x.device()));
-        // Only a file can refuse.
-        if is_sent { or_panic(store.offload(bundle)) } else { here }
+        if is_sent { store.offload(bundle) } else { Ok(here) }
     }
 
     /// Sets copies out to a device, so that they are there when [`Self::wait`] asks for them. Where copies go on beside what is computed

@@ -225,11 +225,13 @@ impl Observer for RunCallback {
 
     fn observe(&mut self, event: Event, _: &dyn Fn() -> MemoryByPart) {
         match event {
-            Event::ForwardColumn { column: (c, n) } => self.progress.inside(&format!("forward, column {} of {n}", c + 1)),
+            Event::ForwardColumn { column: c, num_columns: n } => {
+                self.progress.inside(&format!("forward, column {} of {n}", c + 1));
+            }
             // These phases are too short to be shown.
             Event::Head { .. } | Event::CellBackward { .. } => {}
-            Event::Replay { band: (r, n) } => self.progress.inside(&format!("replay, band {} of {n}", r + 1)),
-            Event::Cell { band: (r, bands), column: (c, columns), .. } => {
+            Event::Replay { band: r, num_bands: n } => self.progress.inside(&format!("replay, band {} of {n}", r + 1)),
+            Event::Cell { band: r, num_bands: bands, column: c, num_columns: columns, .. } => {
                 self.progress.inside(&format!("backward, band {} of {bands}, cell {} of {columns}", r + 1, columns - c));
             }
         }

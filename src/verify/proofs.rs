@@ -149,7 +149,7 @@ impl TilingProof {
 /// What the engine tells of its cells and of the head.
 #[derive(Debug, Default)]
 struct ProofObserver {
-    /// Sequences and columns; none as long as the forward phase lasts.
+    /// Layer bands and columns; none as long as the forward phase lasts.
     cells: (usize, usize),
     kept: usize,
     is_head_in_cells: bool,
@@ -158,8 +158,8 @@ struct ProofObserver {
 impl Observer for ProofObserver {
     fn observe(&mut self, event: Event, _: &dyn Fn() -> MemoryByPart) {
         match event {
-            Event::Cell { band, column, is_kept } => {
-                self.cells = (band.1, column.1);
+            Event::Cell { num_bands, num_columns, is_kept, .. } => {
+                self.cells = (num_bands, num_columns);
                 self.kept += usize::from(is_kept);
             }
             Event::Head { .. } if self.cells != (0, 0) => self.is_head_in_cells = true,

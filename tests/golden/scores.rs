@@ -84,7 +84,7 @@ impl Attend for Listening {
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
         let (cache, log, span) = (&mut self.caches[layer.0], &mut self.logs[layer.0], &self.span);
         let policy = &*self.policies[layer.0];
-        log.record(cache.decide(policy, span));
+        log.record(cache.choose_victims(policy, span));
         let victims = cache.recall(log, span)?;
         let written = cache.write(span, victims, &qkv.own)?;
         let past = cache.past(cache.region(span));
@@ -124,7 +124,7 @@ fn worst(name: &'static str) -> f64 {
             hidden = model.layer(LayerIdx(layer), &hidden, &positions, &DropoutContext::default(), &mut listening).unwrap();
         }
         // The prefill span is scored by nobody.
-        if span.start < plan.prefill {
+        if span.is_prefill() {
             assert!(listening.caches.iter().all(|cache| cache.observed().is_none()), "{name}");
             continue;
         }

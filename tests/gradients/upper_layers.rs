@@ -111,7 +111,7 @@ impl Observer for Bands {
     fn observe(&mut self, event: Event, _: &dyn Fn() -> MemoryByPart) {
         match event {
             Event::Replay { .. } => self.replayed += 1,
-            Event::CellBackward { band, .. } => self.cells.push(band.1),
+            Event::CellBackward { num_bands, .. } => self.cells.push(num_bands),
             _ => {}
         }
     }

@@ -79,8 +79,8 @@ fn the_guides_policy_is_proved() {
     for (name, params) in [("as it is", ""), ("without sinks", "init_grace_tokens = 0")] {
         let case = Case { name, lengths: &[44, 37, 9], cache: &[18, 15, 22], ..PLAIN };
         let model = model(&case);
-        let choice = PolicyRecipe::with_params(EXAMPLE, toml::from_str(params).unwrap());
-        let settings = settings(&case, &model).with_policy(EXAMPLE, |length| shelf::build(&choice, length)).unwrap();
+        let recipe = PolicyRecipe::with_params(EXAMPLE, toml::from_str(params).unwrap());
+        let settings = settings(&case, &model).with_policy(EXAMPLE, |length| shelf::build(&recipe, length)).unwrap();
         let found = compare(&engine_with(&case, settings), &model, &batch(&case), context(&case)).unwrap();
         assert!(found.worst() <= EXACT, "{name}: {:.2e}", found.worst());
         assert!(found.untested().is_empty(), "{name}");
@@ -89,17 +89,17 @@ fn the_guides_policy_is_proved() {
 
 #[test]
 fn the_guides_policy_refuses_what_it_says() {
-    let choice = PolicyRecipe::with_params(EXAMPLE, toml::from_str("init_grace_tokens = 18").unwrap());
-    let error = shelf::build(&choice, 18).unwrap_err().to_string();
+    let recipe = PolicyRecipe::with_params(EXAMPLE, toml::from_str("init_grace_tokens = 18").unwrap());
+    let error = shelf::build(&recipe, 18).unwrap_err().to_string();
     assert!(error.contains("`init_grace_tokens` = 18 leaves no slot to evict: `cache_length` is 18"), "{error}");
     // The engine checks a policy that it is given as one that it builds.
-    let (case, choice) = (PLAIN, PolicyRecipe::with_params(EXAMPLE, toml::from_str("init_grace_tokens = 14").unwrap()));
+    let (case, recipe) = (PLAIN, PolicyRecipe::with_params(EXAMPLE, toml::from_str("init_grace_tokens = 14").unwrap()));
     let error =
-        settings(&case, &model(&case)).with_policy(EXAMPLE, |length| shelf::build(&choice, length)).unwrap_err().to_string();
+        settings(&case, &model(&case)).with_policy(EXAMPLE, |length| shelf::build(&recipe, length)).unwrap_err().to_string();
     assert!(error.contains("the largest that works is 4"), "{error}");
     let longer = Case { name: "chunks that are drawn", is_randomized: true, cache: &[18], chunk: 4, ..PLAIN };
     let error =
-        settings(&longer, &model(&longer)).with_policy(EXAMPLE, |length| shelf::build(&choice, length)).unwrap_err().to_string();
+        settings(&longer, &model(&longer)).with_policy(EXAMPLE, |length| shelf::build(&recipe, length)).unwrap_err().to_string();
     assert!(error.contains("makes chunks of up to 6 tokens, as their sizes vary; layer 0 with `cache_length` = 18"), "{error}");
     let quantised = |length| cache::build(&PolicyRecipe::named("qh2o"), length);
     let error = settings(&case, &model(&case)).with_policy("mine", quantised).unwrap_err();

@@ -62,7 +62,7 @@ fn a_further_plane_gets_the_gradient_that_autograd_gives_it() {
         let mut total = Tensor::zeros([1], OPTS);
         for span in spans(3, lengths) {
             cache.enter(&span);
-            log.record(cache.decide(&*policy, &span));
+            log.record(cache.choose_victims(&*policy, &span));
             let here = |x: &Tensor| x.narrow(0, 0, span.num_sequences() as i64).narrow(2, span.start as i64, span.len as i64);
             let own = KvBlock::of_planes([&k, &v, &plane].map(|x| here(x).detach()));
             let victims = cache.recall(&log, &span).unwrap();

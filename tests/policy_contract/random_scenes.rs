@@ -35,10 +35,10 @@ proptest! {
         let (policy, storage) = (policies()[p].0, Storage::Preallocated);
         let params = params(p, capacity, grace);
         let of_sequence = |sequence: usize| protected.first().map_or((0, 0), |&(start, len)| (start + sequence, start + sequence + len));
-        let protected = (0..lengths.len()).map(of_sequence).collect();
+        let initial_parts = (0..lengths.len()).map(of_sequence).collect();
         let first = capacity.saturating_sub(shorter).max(1);
         let mut scene =
-            Scene { policy, params, buffer, is_offloaded, storage, groups, lengths, capacity, chunk, levels, first, protected };
+            Scene { policy, params, buffer, is_offloaded, storage, groups, lengths, capacity, chunk, levels, first, initial_parts };
         let largest = scene.largest_chunk();
         prop_assume!(largest > 0);
         scene.chunk = chunk.min(largest);

@@ -82,7 +82,7 @@ impl SlowAttention for Softmax<'_> {
         let per_group = self.shape.1;
         let first = last.map_or(0, |last| span.len.saturating_sub(last));
         let mut sum = 0.0;
-        for at in (first..span.real_of(sequence)).map(|column| span.start + column) {
+        for at in (first..span.real_of(sequence)).map(|at| span.start + at) {
             for query_head in head * per_group..(head + 1) * per_group {
                 let weights = self.weights(self.content, [sequence, query_head, at], span.start, held);
                 sum += weights.get(&position).copied().unwrap_or_default();
@@ -115,7 +115,7 @@ fn scene(case: &Case) -> Scene {
         chunk: case.chunk,
         levels: 1,
         first: case.cache[0],
-        protected: case.initial.to_vec(),
+        initial_parts: case.initial.to_vec(),
     }
 }
 

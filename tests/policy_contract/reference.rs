@@ -37,8 +37,8 @@ fn documented() -> BTreeMap<&'static str, BTreeMap<&'static str, &'static str>> 
 fn built(policy: &str, params: &str) -> String {
     // It has no default.
     let needed = if policy == "smart-lastrec" { "end_initial_regex = 'x'\n" } else { "" };
-    let choice = PolicyRecipe::with_params(policy, toml::from_str(&format!("{needed}{params}")).unwrap());
-    format!("{:?}", cache::build(&choice, CAPACITY).unwrap_or_else(|e| panic!("`{policy}` with `{params}`: {e}")))
+    let recipe = PolicyRecipe::with_params(policy, toml::from_str(&format!("{needed}{params}")).unwrap());
+    format!("{:?}", cache::build(&recipe, CAPACITY).unwrap_or_else(|e| panic!("`{policy}` with `{params}`: {e}")))
 }
 
 #[test]
@@ -66,8 +66,8 @@ fn every_parameter_is_documented_and_no_other() {
     let documented = documented();
     assert!(documented.keys().all(|policy| cache::policies::names().contains(policy)));
     for policy in cache::policies::names() {
-        let choice = PolicyRecipe::with_params(policy, toml::from_str("zzzzzzzzzzzzzzzz = 1").unwrap());
-        let hint = cache::build(&choice, CAPACITY).unwrap_err().hint().unwrap();
+        let recipe = PolicyRecipe::with_params(policy, toml::from_str("zzzzzzzzzzzzzzzz = 1").unwrap());
+        let hint = cache::build(&recipe, CAPACITY).unwrap_err().hint().unwrap();
         // Another spelling of a key that is there.
         let known: BTreeSet<&str> = quoted(&hint).into_iter().filter(|&key| key != "sink_tokens").collect();
         let found: BTreeSet<&str> = documented.get(policy).into_iter().flat_map(BTreeMap::keys).copied().collect();

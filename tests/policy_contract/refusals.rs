@@ -20,7 +20,7 @@ fn writing_and_unwinding_out_of_order_is_refused() {
         chunk: 5,
         levels: 9,
         first: 18,
-        protected: Vec::new(),
+        initial_parts: Vec::new(),
     };
     let content = Content::new(&scene);
     let mut simulated = Played::forward(&scene, &content);

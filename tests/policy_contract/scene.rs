@@ -1,5 +1,7 @@
 //! A scene: one policy, one buffer, one batch; and the attention that its chunks pay.
 
+use std::ops::Range;
+
 use kvtune::cache::{self, CacheShape, ChunkSpan, Policy};
 use kvtune::engine::{ChunkPlan, ColumnWidth};
 use kvtune::ops::frequencies::RopeSpec;
@@ -30,7 +32,7 @@ pub(crate) struct Scene {
     pub(crate) lengths: Vec<usize>,
     /// Slots.
     pub(crate) capacity: usize,
-    /// Columns of a chunk.
+    /// Tokens of a chunk.
     pub(crate) chunk: usize,
     /// How many different amounts of attention there are: few make many ties.
     pub(crate) levels: u64,
@@ -38,7 +40,7 @@ pub(crate) struct Scene {
     pub(crate) first: usize,
     /// Begin and end of the positions that never leave, by sequence, or of each sequence's initial part for a policy that looks for one; empty
     /// where there are none.
-    pub(crate) protected: Vec<(usize, usize)>,
+    pub(crate) initial_parts: Vec<(usize, usize)>,
 }
 
 /// The base of the frequencies.
@@ -77,9 +79,9 @@ impl Scene {
 
     /// The policy.
     pub(crate) fn build(&self) -> Box<dyn Policy> {
-        let choice = PolicyRecipe::with_params(self.policy, toml::from_str(&self.params).unwrap());
+        let recipe = PolicyRecipe::with_params(self.policy, toml::from_str(&self.params).unwrap());
         let build = if self.policy == EXAMPLE { shelf::build } else { cache::build };
-        build(&choice, self.capacity).unwrap_or_else(|e| panic!("{self:?}: {e}"))
+        build(&recipe, self.capacity).unwrap_or_else(|e| panic!("{self:?}: {e}"))
     }
 
     /// The policy whose scores count and its parameters, and the floor of one that shares out slots by them.
@@ -119,20 +121,21 @@ impl Scene {
     pub(crate) fn protects(&self, sequence: usize, position: usize) -> bool {
         let stays =
             |&(start, end): &(usize, usize)| (start..end.min(start.saturating_add(self.most_protected()))).contains(&position);
-        self.protected.get(sequence).is_some_and(stays)
+        self.initial_parts.get(sequence).is_some_and(stays)
     }
 
     /// What the cache is told of it.
-    pub(crate) fn told(&self, policy: &dyn Policy) -> Vec<(usize, usize)> {
+    pub(crate) fn told(&self, policy: &dyn Policy) -> Vec<Range<usize>> {
         let traits = policy.traits();
-        let told = |&range: &(usize, usize)| if traits.initial_part.is_some() { traits.protects(range) } else { range };
-        self.protected.iter().map(told).collect()
+        let told =
+            |&(start, end): &(usize, usize)| if traits.initial_part.is_some() { traits.kept_of(start..end) } else { start..end };
+        self.initial_parts.iter().map(told).collect()
     }
 
     /// The largest chunk that never evicts itself or what is protected.
     pub(crate) fn largest_chunk(&self) -> usize {
         let policy = self.build();
-        let longest = self.protected.iter().map(|(start, end)| end - start).max().unwrap_or(0);
+        let longest = self.initial_parts.iter().map(|(start, end)| end - start).max().unwrap_or(0);
         // A policy that looks for an initial part allows for it.
         let beside = if policy.traits().initial_part.is_some() { 0 } else { longest };
         policy.traits().max_chunk_size(self.capacity).saturating_sub(beside)
@@ -174,10 +177,10 @@ impl Scene {
         if position <= query { level as f32 / 8.0 } else { 0.0 }
     }
 
-    /// What the `last` columns of a chunk (or all of them) pay to `position`. Pads pay nothing.
+    /// What the `last` positions of a chunk (or all of them) pay to `position`. Pads pay nothing.
     pub(crate) fn paid_at(&self, [sequence, head]: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize) -> f32 {
         let first = last.map_or(0, |last| span.len.saturating_sub(last));
-        (first..span.real_of(sequence)).map(|column| self.pays([sequence, head], span.start + column, position)).sum()
+        (first..span.real_of(sequence)).map(|at| self.pays([sequence, head], span.start + at, position)).sum()
     }
 }
 

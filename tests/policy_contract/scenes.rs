@@ -93,7 +93,7 @@ const BATCHES: [(usize, &[usize]); 5] =
 /// For chunks of one token, of which there are many.
 const SHORT: [(usize, &[usize]); 3] = [(10, &[21, 5]), (11, &[23]), (10, &[14, 19, 11])];
 
-/// How the columns of a scene are cut.
+/// How the tokens of a scene are cut.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
     Single,
@@ -121,7 +121,7 @@ pub(crate) fn scenes(
             if turn.is_multiple_of(2) { (0, 4) } else { (sequence % 2 * 3, sequence % 2 * 3 + 2 + 5 * sequence) }
         };
         let sequences = if policy == "smart-lastrec" { lengths.len() } else { 0 };
-        let protected = (0..sequences).map(initial).collect();
+        let initial_parts = (0..sequences).map(initial).collect();
         let scene = Scene {
             policy,
             params,
@@ -134,7 +134,7 @@ pub(crate) fn scenes(
             chunk: 1,
             levels,
             first: capacity,
-            protected,
+            initial_parts,
         };
         let largest = scene.largest_chunk();
         let chunk = match cut {
@@ -203,7 +203,7 @@ fn protected_positions_stay() {
             // The same range in all sequences, or another in each; begun before the tokens that stay anyway end, or behind them.
             let of_sequence =
                 |sequence: usize| if (p + i) % 2 == 0 { (2, 5) } else { (sequence * 5, sequence * 5 + 3 - sequence % 3) };
-            let scene = Scene { protected: (0..scene.lengths.len()).map(of_sequence).collect(), ..scene };
+            let scene = Scene { initial_parts: (0..scene.lengths.len()).map(of_sequence).collect(), ..scene };
             let chunk = scene.chunk.min(scene.largest_chunk());
             if chunk > 0 {
                 check(&Scene { chunk, ..scene });
@@ -222,9 +222,9 @@ fn layers_longer_than_the_smallest_become_full_later() {
             for (first, lengths) in
                 [(full - 1, vec![full, full + 20]), (full / 2, vec![full, full + 9]), (full / 2, vec![full - 1, full + 9, 2])]
             {
-                let ranges = scene.protected.iter().copied().cycle();
-                let protected = ranges.take(lengths.len()).collect();
-                check(&Scene { lengths, first, protected, ..scene.clone() });
+                let ranges = scene.initial_parts.iter().copied().cycle();
+                let initial_parts = ranges.take(lengths.len()).collect();
+                check(&Scene { lengths, first, initial_parts, ..scene.clone() });
             }
         }
     }

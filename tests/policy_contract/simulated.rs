@@ -63,7 +63,7 @@ impl<'a> Played<'a> {
             asked: 0,
             is_unclear: false,
         };
-        simulated.cache.protected = scene.told(&*policy);
+        simulated.cache.initial_parts = scene.told(&*policy);
         simulated.cache.query_statistics = scene.query_statistics();
         let mut reference = SlowPolicy::new(scene, (content, scene), plan.prefill, &*policy);
         for span in &plan.spans {
@@ -81,7 +81,7 @@ impl<'a> Played<'a> {
             self.log.budgets = Some(budgets);
         }
         apply_budgets(&mut self.cache, &self.log, span);
-        let victims = self.cache.decide(policy, span);
+        let victims = self.cache.choose_victims(policy, span);
         self.check_victims(span, victims.as_ref());
         self.log.record(victims);
         wander(&mut self.cache, span, 1);
@@ -100,7 +100,7 @@ impl<'a> Played<'a> {
         let attention = SyntheticAttention::new(self.scene, self.content, span, &self.cache);
         self.cache.note(policy, span, &self.composed[span.index], &attention);
         self.asked += attention.asked.get();
-        let announced: Vec<_> = policy.traits().required_queries(span.chunk == 0).into_iter().collect();
+        let announced: Vec<_> = policy.traits().required_queries(span.is_prefill()).into_iter().collect();
         assert_eq!(*attention.paid_for.borrow(), announced, "{:?}, chunk {}: it asks what it announces", self.scene, span.index);
         reference.observe(span);
         self.check_notes(span, reference);
@@ -210,9 +210,9 @@ impl<'a> Played<'a> {
             assert!(in_use.equal(&held), "{:?}, chunk {}", self.scene, span.index);
             true
         });
-        let columns =
+        let places =
             of_region.iter().flat_map(|(sequence, head, positions)| positions.iter().map(move |&p| (*sequence, *head, p)));
-        for ((key, value), (sequence, head, position)) in keys.chunks(width).zip(values.chunks(width)).zip(columns) {
+        for ((key, value), (sequence, head, position)) in keys.chunks(width).zip(values.chunks(width)).zip(places) {
             let at = |p: usize| [sequence, head, p];
             let seen = match usize::try_from(position) {
                 Ok(p) if p >= span.start => self.content.exact(at(p)),

@@ -26,7 +26,7 @@ pub(crate) trait SlowAttention {
     /// Statistics of the queries of a query head.
     fn query_statistics(&self, query_head: usize) -> SlowStatistics;
 
-    /// What the `last` columns of a chunk (or all of them) pay to `position`, one of those that a head of a sequence holds.
+    /// What the `last` positions of a chunk (or all of them) pay to `position`, one of those that a head of a sequence holds.
     fn mass(&self, at: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, held: &Notes) -> f32;
 
     /// The query of a sequence, query head and position.

@@ -190,7 +190,7 @@ impl SlowPolicy<'_> {
         let (per_group, _) = self.attention.shape();
         let value = |p: usize| self.content.seen([sequence, head, p], span.start).1;
         let mut moved: BTreeMap<usize, f64> = held.keys().map(|&p| (p, 0.0)).collect();
-        for at in (span.len.saturating_sub(self.window())..span.real_of(sequence)).map(|column| span.start + column) {
+        for at in (span.len.saturating_sub(self.window())..span.real_of(sequence)).map(|at| span.start + at) {
             for query_head in head * per_group..(head + 1) * per_group {
                 let weights = self.attention.weights(self.content, [sequence, query_head, at], span.start, held);
                 let out: Head = std::array::from_fn(|i| weights.iter().map(|(&p, weight)| weight * value(p)[i]).sum());
@@ -221,7 +221,7 @@ impl SlowPolicy<'_> {
         let mut old: Vec<usize> = held.keys().copied().filter(|p| p + window < end).collect();
         let (mut worst, mut all) = (vec![0.0f64; old.len()], 0.0);
         let mut share: BTreeMap<usize, f64> = old.iter().map(|&p| (p, 0.0)).collect();
-        for at in (span.len.saturating_sub(window)..span.real_of(sequence)).map(|column| span.start + column) {
+        for at in (span.len.saturating_sub(window)..span.real_of(sequence)).map(|at| span.start + at) {
             for query_head in head * per_group..(head + 1) * per_group {
                 let weights = self.attention.weights(self.content, [sequence, query_head, at], span.start, held);
                 all += weights.values().sum::<f64>();

@@ -1,4 +1,4 @@
-//! A choice by name, whose parameters a file outside this room reads: its errors point into the recipe all the same.
+//! A policy by name, whose parameters a file outside this room reads: its errors point into the recipe all the same.
 
 use kvtune::recipe::{InitialPart, PolicyRecipe, WrittenRegex};
 use serde::Deserialize;
@@ -24,7 +24,7 @@ struct Needs {
     width: usize,
 }
 
-fn choice(lines: &str) -> PolicyRecipe {
+fn policy(lines: &str) -> PolicyRecipe {
     parse(&with(&format!("[kv_cache]\n{lines}"))).expect("a recipe that loads").recipe.kv_cache.policy
 }
 
@@ -37,30 +37,30 @@ fn parameters_come_from_every_way_to_write_them() {
         "[kv_cache.policy.h2o]\ngrace_period = 64",
     ];
     for lines in written {
-        let choice = choice(lines);
-        assert_eq!(choice.name, "h2o");
-        assert_eq!(choice.params::<Params>().unwrap(), Params { grace_period: 64, keep: 0.5 }, "{lines}");
+        let policy = policy(lines);
+        assert_eq!(policy.name, "h2o");
+        assert_eq!(policy.params::<Params>().unwrap(), Params { grace_period: 64, keep: 0.5 }, "{lines}");
     }
     let in_their_order = parse(&with("[kv_cache]\npolicy.h2o = [64, 0.5]")).map(|r| r.recipe);
     assert!(in_their_order.is_err());
     for lines in ["policy = \"h2o\"", "policy.h2o = {}"] {
-        assert_eq!(choice(lines).params::<Params>().unwrap(), Params { grace_period: 0, keep: 0.5 }, "{lines}");
+        assert_eq!(policy(lines).params::<Params>().unwrap(), Params { grace_period: 0, keep: 0.5 }, "{lines}");
     }
-    assert_eq!(choice(""), PolicyRecipe::by_default());
-    assert_ne!(choice(""), choice("policy = \"h2o\""), "a name has the parameters that the policy has by itself");
+    assert_eq!(policy(""), PolicyRecipe::by_default());
+    assert_ne!(policy(""), policy("policy = \"h2o\""), "a name has the parameters that the policy has by itself");
 }
 
 #[test]
 fn parameters_that_do_not_exist_or_fit_are_shown_where_they_stand() {
-    let error = choice("policy.h2o = { grace_perod = 64 }").params::<Params>().unwrap_err();
+    let error = policy("policy.h2o = { grace_perod = 64 }").params::<Params>().unwrap_err();
     assert_eq!(error.message(), "unknown key `grace_perod` in `[kv_cache.policy.h2o]`");
     assert_eq!((error.line(), error.column()), (Some(7), Some(16)));
     assert_eq!(error.hint().unwrap(), "did you mean `grace_period`?");
-    let error = choice("policy.h2o = { grace_period = \"a\" }").params::<Params>().unwrap_err();
+    let error = policy("policy.h2o = { grace_period = \"a\" }").params::<Params>().unwrap_err();
     assert_eq!(error.message(), "`kv_cache.policy.h2o.grace_period` must be a whole number, 0 or more, found the string \"a\"");
-    let error = choice("policy.h2o = { chunk_size = 4 }").params::<Params>().unwrap_err();
+    let error = policy("policy.h2o = { chunk_size = 4 }").params::<Params>().unwrap_err();
     assert_eq!(error.hint().unwrap(), "`chunk_size` belongs in `[kv_cache]`");
-    let error = choice("policy = \"h2o\"").params::<Needs>().map(|needs| needs.width).unwrap_err();
+    let error = policy("policy = \"h2o\"").params::<Needs>().map(|needs| needs.width).unwrap_err();
     assert_eq!(error.message(), "`kv_cache.policy.h2o` lacks `width`");
     let text = with("[kv_cache]\npolicy = \"h2o\"");
     let set = parse_with(&text, &["kv_cache.policy.h2o.graceperiod=3"]).unwrap().recipe.kv_cache.policy;
@@ -72,29 +72,29 @@ fn parameters_that_do_not_exist_or_fit_are_shown_where_they_stand() {
 fn an_unknown_name_and_a_refused_parameter_are_shown_where_they_stand() {
     let known = ["dense", "h2o", "lastrec"];
     for (lines, column) in [("policy = \"h20\"", 10), ("policy.h20 = {}", 8), ("policy = { h20 = {} }", 12)] {
-        let error = choice(lines).unknown(&known);
+        let error = policy(lines).unknown(&known);
         assert_eq!(error.message(), "unknown value `h20` for `kv_cache.policy`");
         assert_eq!((error.line(), error.column()), (Some(7), Some(column)), "{error}");
         assert_eq!(error.hint().unwrap(), "did you mean `h2o`?");
     }
-    let error = choice("policy.h2o = { grace_period = 64 }").reject(Some("grace_period"), "too long".into(), "shorten it".into());
+    let error = policy("policy.h2o = { grace_period = 64 }").reject(Some("grace_period"), "too long".into(), "shorten it".into());
     assert_eq!((error.line(), error.column(), error.hint().as_deref()), (Some(7), Some(16), Some("shorten it")));
-    let error = choice("policy = \"h2o\"").reject(Some("grace_period"), "too long".into(), "shorten it".into());
+    let error = policy("policy = \"h2o\"").reject(Some("grace_period"), "too long".into(), "shorten it".into());
     assert_eq!((error.line(), error.column()), (Some(7), Some(10)));
 }
 
 #[test]
-fn a_choice_made_by_a_program_has_no_place() {
+fn a_policy_made_by_a_program_has_no_place() {
     let table: toml::Table = "grace_period = 3".parse().unwrap();
-    let choice = PolicyRecipe::with_params("h2o", table);
-    assert_eq!(choice.params::<Params>().unwrap().grace_period, 3);
+    let policy = PolicyRecipe::with_params("h2o", table);
+    assert_eq!(policy.params::<Params>().unwrap().grace_period, 3);
     assert_eq!(PolicyRecipe::named("h20").unknown(&["h2o"]).to_string(), "unknown value `h20` for `kv_cache.policy`");
-    assert_eq!(choice, self::choice("policy.h2o.grace_period = 3"));
+    assert_eq!(policy, self::policy("policy.h2o.grace_period = 3"));
 }
 
 #[test]
 fn the_initial_part_of_prompts_has_defaults_and_a_regular_expression_that_is_one() {
-    let read = |lines: &str| kvtune::cache::initial_part(&choice(lines)).map(Option::unwrap);
+    let read = |lines: &str| kvtune::cache::initial_part(&policy(lines)).map(Option::unwrap);
     let end_regex = WrittenRegex::new("<text>").unwrap();
     let expected = InitialPart { end_regex, include_end_string: true, pad_id: 0, range_is_prefix: true };
     assert_eq!(read("policy.smart-lastrec = { end_initial_regex = '<text>' }").unwrap(), expected);

@@ -247,8 +247,8 @@ impl Case {
 /// leaves, a quantised buffer, initial parts.
 pub fn registered_policies() -> Vec<Case> {
     let case = |(policy, params): (&'static str, &'static str)| {
-        let choice = PolicyRecipe::with_params(policy, toml::from_str(params).unwrap());
-        let built = cache::build(&choice, PLAIN.cache[0]).unwrap_or_else(|error| {
+        let recipe = PolicyRecipe::with_params(policy, toml::from_str(params).unwrap());
+        let built = cache::build(&recipe, PLAIN.cache[0]).unwrap_or_else(|error| {
             panic!("`{policy}` needs parameters: say in `needed` of tests/support/policies.rs which it is tested with ({error})")
         });
         let traits = built.traits();

@@ -34,16 +34,16 @@ struct AdaKv {
 }
 
 /// The policy around the one that its parameters name, which `build` makes.
-pub(super) fn around(choice: &PolicyRecipe, cache_length: usize, build: Constructor) -> Result<Box<dyn Policy>, Fault> {
-    let params: AdaKvParams = choice.params()?;
-    let written = params.floor.map(|floor| fraction(choice, "floor", floor)).transpose()?;
-    let inner = choice.inner("policy", DEFAULT_POLICY)?;
+pub(super) fn around(recipe: &PolicyRecipe, cache_length: usize, build: Constructor) -> Result<Box<dyn Policy>, Fault> {
+    let params: AdaKvParams = recipe.params()?;
+    let written = params.floor.map(|floor| fraction(recipe, "floor", floor)).transpose()?;
+    let inner = recipe.inner("policy", DEFAULT_POLICY)?;
     let policy = build(&inner, cache_length)?;
     if !policy.traits().compares_heads {
         let message = format!("`adakv` shares out slots by scores, and the policy `{}` has none to compare heads by", inner.name);
         let hint = "choose `snapkv`, `defensivekv`, `dropkv`, `rkv`, `knorm`, `keydiff`, `expected-attention`, `learned`, `triattention`, or a policy of \
                     the h2o family with `score_prefill = true`";
-        return Err(choice.reject(Some("policy"), message, hint.to_owned()));
+        return Err(recipe.reject(Some("policy"), message, hint.to_owned()));
     }
     // In a small cache, too, the smallest share has a slot beside those that are protected.
     let is_enough = (DEFAULT_FLOOR * cache_length as f64) as usize > policy.traits().protected();

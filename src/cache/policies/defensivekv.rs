@@ -23,8 +23,8 @@ struct Defensivekv {
     kernel: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let [window, kernel] = window_and_kernel(choice, cache_length, KERNEL)?;
+pub(super) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    let [window, kernel] = window_and_kernel(recipe, cache_length, KERNEL)?;
     Ok(Box::new(Defensivekv { window, kernel }))
 }
 

@@ -10,8 +10,8 @@ use crate::units::Fault;
 #[serde(deny_unknown_fields)]
 struct Dense {}
 
-pub(super) fn build(choice: &PolicyRecipe, _cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    Ok(Box::new(choice.params::<Dense>()?))
+pub(super) fn build(recipe: &PolicyRecipe, _cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    Ok(Box::new(recipe.params::<Dense>()?))
 }
 
 impl Policy for Dense {

@@ -16,8 +16,8 @@ struct Dropkv {
     kernel: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let [window, kernel] = window_and_kernel(choice, cache_length, WIDE_KERNEL)?;
+pub(super) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    let [window, kernel] = window_and_kernel(recipe, cache_length, WIDE_KERNEL)?;
     Ok(Box::new(Dropkv { window, kernel }))
 }
 

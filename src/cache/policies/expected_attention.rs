@@ -17,8 +17,8 @@ struct ExpectedAttention {
     sinks: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let [grace, sinks] = grace_period_and_sinks(choice, cache_length)?;
+pub(super) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    let [grace, sinks] = grace_period_and_sinks(recipe, cache_length)?;
     Ok(Box::new(ExpectedAttention { grace, sinks }))
 }
 

@@ -49,30 +49,30 @@ struct Qh2oParams {
     combination_constant: Option<f64>,
 }
 
-pub(super) fn h2o(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    HeavyHitters::build(choice, &choice.params()?, cache_length, Gives::Attention, None)
+pub(super) fn h2o(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    HeavyHitters::build(recipe, &recipe.params()?, cache_length, Gives::Attention, None)
 }
 
-pub(super) fn h2o_vlen(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    HeavyHitters::build(choice, &choice.params()?, cache_length, Gives::ValueWeighted, None)
+pub(super) fn h2o_vlen(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    HeavyHitters::build(recipe, &recipe.params()?, cache_length, Gives::ValueWeighted, None)
 }
 
-pub(super) fn h2o_orig(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let H2oOrigParams { keep_initial_fraction, score_prefill } = choice.params()?;
+pub(super) fn h2o_orig(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    let H2oOrigParams { keep_initial_fraction, score_prefill } = recipe.params()?;
     let params = HeavyHittersParams { keep_initial_fraction, score_prefill, ..HeavyHittersParams::default() };
-    HeavyHitters::build(choice, &params, cache_length, Gives::BatchAttention, None)
+    HeavyHitters::build(recipe, &params, cache_length, Gives::BatchAttention, None)
 }
 
-pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    beside_error(choice, cache_length, Gives::Attention)
+pub(super) fn qh2o(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    beside_error(recipe, cache_length, Gives::Attention)
 }
 
-pub(super) fn qh2o_vlen(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    beside_error(choice, cache_length, Gives::ValueWeighted)
+pub(super) fn qh2o_vlen(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    beside_error(recipe, cache_length, Gives::ValueWeighted)
 }
 
-fn beside_error(choice: &PolicyRecipe, cache_length: usize, gives: Gives) -> Result<Box<dyn Policy>, Fault> {
-    let p: Qh2oParams = choice.params()?;
+fn beside_error(recipe: &PolicyRecipe, cache_length: usize, gives: Gives) -> Result<Box<dyn Policy>, Fault> {
+    let p: Qh2oParams = recipe.params()?;
     let params = HeavyHittersParams {
         grace_period: p.grace_period,
         keep_initial_fraction: p.keep_initial_fraction,
@@ -80,8 +80,8 @@ fn beside_error(choice: &PolicyRecipe, cache_length: usize, gives: Gives) -> Res
         reference_counts: p.reference_counts,
         score_prefill: p.score_prefill,
     };
-    let attention = fraction(choice, "combination_constant", p.combination_constant.unwrap_or(0.5))?;
-    HeavyHitters::build(choice, &params, cache_length, gives, Some(attention))
+    let attention = fraction(recipe, "combination_constant", p.combination_constant.unwrap_or(0.5))?;
+    HeavyHitters::build(recipe, &params, cache_length, gives, Some(attention))
 }
 
 /// What a query gives to an entry.
@@ -110,7 +110,7 @@ struct HeavyHitters {
 
 impl HeavyHitters {
     fn build(
-        choice: &PolicyRecipe,
+        recipe: &PolicyRecipe,
         params: &HeavyHittersParams,
         cache_length: usize,
         gives: Gives,
@@ -119,11 +119,11 @@ impl HeavyHitters {
         if params.reference_counts && params.score_prefill {
             let message =
                 "`reference_counts` contradicts `score_prefill`: the reference does not score the prefill span".to_owned();
-            return Err(choice.reject(Some("reference_counts"), message, "remove one of them".into()));
+            return Err(recipe.reject(Some("reference_counts"), message, "remove one of them".into()));
         }
         Ok(Box::new(Self {
-            grace: params.grace_period.tokens(choice, cache_length)?,
-            keep_initial: fraction(choice, "keep_initial_fraction", params.keep_initial_fraction.unwrap_or(0.05))?,
+            grace: params.grace_period.tokens(recipe, cache_length)?,
+            keep_initial: fraction(recipe, "keep_initial_fraction", params.keep_initial_fraction.unwrap_or(0.05))?,
             normalize_scores: params.normalize_scores,
             reference_counts: params.reference_counts,
             score_prefill: params.score_prefill,
@@ -143,7 +143,7 @@ impl Policy for HeavyHitters {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         let Some(score_bgc) = entries.observed_bgc else {
             // Nothing has been scored: the first tokens stay, the next oldest leave.
-            let keep_first = (self.keep_initial * entries.cache_length as f64) as usize;
+            let keep_first = (self.keep_initial * entries.capacity as f64) as usize;
             return EvictionOrder::ByPosition { keep_first };
         };
         let score_bgc = if self.normalize_scores { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };

@@ -14,8 +14,8 @@ struct Keydiff {
     grace: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    Ok(Box::new(Keydiff { grace: grace_period(choice, cache_length)? }))
+pub(super) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    Ok(Box::new(Keydiff { grace: grace_period(recipe, cache_length)? }))
 }
 
 impl Policy for Keydiff {

@@ -14,8 +14,8 @@ struct Knorm {
     grace: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    Ok(Box::new(Knorm { grace: grace_period(choice, cache_length)? }))
+pub(super) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    Ok(Box::new(Knorm { grace: grace_period(recipe, cache_length)? }))
 }
 
 impl Policy for Knorm {

@@ -30,20 +30,20 @@ struct Lagkv {
     sinks: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let params: LagkvParams = choice.params()?;
+pub(super) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    let params: LagkvParams = recipe.params()?;
     let lag = params.lag_size.unwrap_or_else(|| (cache_length / 8).clamp(1, LAG));
     if lag == 0 {
         let message = "`lag_size` = 0 is no partition".to_owned();
-        return Err(choice.reject(Some("lag_size"), message, "choose at least 1".into()));
+        return Err(recipe.reject(Some("lag_size"), message, "choose at least 1".into()));
     }
     let most = cache_length.saturating_sub(1) / 2;
     if lag > most {
         let message = format!("`lag_size` = {lag}: two partitions leave no slot to evict, `cache_length` is {cache_length}");
-        return Err(choice.reject(Some("lag_size"), message, format!("choose at most {most}")));
+        return Err(recipe.reject(Some("lag_size"), message, format!("choose at most {most}")));
     }
     let sinks = params.init_grace_tokens.unwrap_or(STREAMING_LLM_SINKS);
-    let sinks = staying(choice, "init_grace_tokens", sinks, cache_length)?;
+    let sinks = staying(recipe, "init_grace_tokens", sinks, cache_length)?;
     Ok(Box::new(Lagkv { lag, sinks }))
 }
 

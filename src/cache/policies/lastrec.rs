@@ -21,14 +21,14 @@ struct Lastrec {
     sinks: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    with_default(choice, cache_length, (cache_length / 8).clamp(1, 16))
+pub(super) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    with_default(recipe, cache_length, (cache_length / 8).clamp(1, 16))
 }
 
 /// The policy, which keeps `default` first tokens unless the recipe says how many.
-pub(super) fn with_default(choice: &PolicyRecipe, cache_length: usize, default: usize) -> Result<Box<dyn Policy>, Fault> {
-    let params: LastrecParams = choice.params()?;
-    let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens.unwrap_or(default), cache_length)?;
+pub(super) fn with_default(recipe: &PolicyRecipe, cache_length: usize, default: usize) -> Result<Box<dyn Policy>, Fault> {
+    let params: LastrecParams = recipe.params()?;
+    let sinks = staying(recipe, "init_grace_tokens", params.init_grace_tokens.unwrap_or(default), cache_length)?;
     Ok(Box::new(Lastrec { sinks }))
 }
 

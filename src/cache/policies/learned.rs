@@ -28,11 +28,11 @@ struct Learned {
     gate_alone: bool,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let params: LearnedParams = choice.params()?;
-    let grace = params.grace_period.tokens(choice, cache_length)?;
+pub(super) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    let params: LearnedParams = recipe.params()?;
+    let grace = params.grace_period.tokens(recipe, cache_length)?;
     let sinks = params.init_grace_tokens.unwrap_or(STREAMING_LLM_SINKS);
-    let sinks = staying(choice, "init_grace_tokens", sinks, cache_length)?;
+    let sinks = staying(recipe, "init_grace_tokens", sinks, cache_length)?;
     Ok(Box::new(Learned { grace, sinks, gate_alone: params.gate_alone }))
 }
 

@@ -20,14 +20,14 @@ impl Default for GracePeriod {
 }
 
 impl GracePeriod {
-    pub(super) fn tokens(self, choice: &PolicyRecipe, cache_length: usize) -> Result<usize, Fault> {
+    pub(super) fn tokens(self, recipe: &PolicyRecipe, cache_length: usize) -> Result<usize, Fault> {
         let key = "grace_period";
         match self {
-            Self::Tokens(count) => staying(choice, key, count, cache_length),
+            Self::Tokens(count) => staying(recipe, key, count, cache_length),
             Self::Fraction(part) if (0.0..1.0).contains(&part) => Ok((part * cache_length as f64) as usize),
             Self::Fraction(part) => {
                 let message = format!("`{key}` = {part} is neither a number of tokens nor a fraction below 1");
-                Err(choice.reject(Some(key), message, "write a whole number, or a fraction such as 0.375".into()))
+                Err(recipe.reject(Some(key), message, "write a whole number, or a fraction such as 0.375".into()))
             }
         }
     }
@@ -41,8 +41,8 @@ struct OnlyGracePeriod {
 }
 
 /// The youngest tokens that stay, for a policy whose only parameter is `grace_period`; default none.
-pub(super) fn grace_period(choice: &PolicyRecipe, cache_length: usize) -> Result<usize, Fault> {
-    choice.params::<OnlyGracePeriod>()?.grace_period.tokens(choice, cache_length)
+pub(super) fn grace_period(recipe: &PolicyRecipe, cache_length: usize) -> Result<usize, Fault> {
+    recipe.params::<OnlyGracePeriod>()?.grace_period.tokens(recipe, cache_length)
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -54,32 +54,32 @@ struct OnlyGracePeriodAndSinks {
 }
 
 /// The youngest tokens that stay, and the first ones, for a policy that has no other parameters; default none and four.
-pub(super) fn grace_period_and_sinks(choice: &PolicyRecipe, cache_length: usize) -> Result<[usize; 2], Fault> {
-    let params: OnlyGracePeriodAndSinks = choice.params()?;
-    let grace = params.grace_period.tokens(choice, cache_length)?;
+pub(super) fn grace_period_and_sinks(recipe: &PolicyRecipe, cache_length: usize) -> Result<[usize; 2], Fault> {
+    let params: OnlyGracePeriodAndSinks = recipe.params()?;
+    let grace = params.grace_period.tokens(recipe, cache_length)?;
     let sinks = params.init_grace_tokens.unwrap_or(STREAMING_LLM_SINKS);
-    Ok([grace, staying(choice, "init_grace_tokens", sinks, cache_length)?])
+    Ok([grace, staying(recipe, "init_grace_tokens", sinks, cache_length)?])
 }
 
 /// The four first tokens of the paper on `streaming-llm`.
 pub(crate) const STREAMING_LLM_SINKS: usize = 4;
 
 /// A number of tokens that stay; some slot must be left to evict.
-pub(super) fn staying(choice: &PolicyRecipe, key: &'static str, count: usize, cache_length: usize) -> Result<usize, Fault> {
+pub(super) fn staying(recipe: &PolicyRecipe, key: &'static str, count: usize, cache_length: usize) -> Result<usize, Fault> {
     if count < cache_length {
         return Ok(count);
     }
     let message = format!("`{key}` = {count} leaves no slot to evict: `cache_length` is {cache_length}");
-    Err(choice.reject(Some(key), message, format!("choose less than {cache_length}")))
+    Err(recipe.reject(Some(key), message, format!("choose less than {cache_length}")))
 }
 
 /// A number from 0 to 1.
-pub(super) fn fraction(choice: &PolicyRecipe, key: &'static str, value: f64) -> Result<f64, Fault> {
+pub(super) fn fraction(recipe: &PolicyRecipe, key: &'static str, value: f64) -> Result<f64, Fault> {
     if (0.0..=1.0).contains(&value) {
         return Ok(value);
     }
     let message = format!("`{key}` = {value} is not a fraction");
-    Err(choice.reject(Some(key), message, "choose a number from 0 to 1".into()))
+    Err(recipe.reject(Some(key), message, "choose a number from 0 to 1".into()))
 }
 
 #[cfg(test)]

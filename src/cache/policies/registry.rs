@@ -68,13 +68,13 @@ pub fn names() -> Vec<&'static str> {
 }
 
 /// Builds the policy that a recipe names, for a layer of `cache_length` slots.
-pub fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let entry = REGISTRY.iter().find(|entry| entry.name == choice.name).ok_or_else(|| choice.unknown(&names()))?;
-    (entry.build)(choice, cache_length)
+pub fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    let entry = REGISTRY.iter().find(|entry| entry.name == recipe.name).ok_or_else(|| recipe.unknown(&names()))?;
+    (entry.build)(recipe, cache_length)
 }
 
 /// What the initial part of a prompt is for the policy that a recipe names, if that protects it.
-pub fn initial_part(choice: &PolicyRecipe) -> Result<Option<InitialPart>, Fault> {
+pub fn initial_part(recipe: &PolicyRecipe) -> Result<Option<InitialPart>, Fault> {
     // It does not depend on the length.
-    Ok(build(choice, usize::MAX)?.traits().initial_part.map(|(part, _)| part.clone()))
+    Ok(build(recipe, usize::MAX)?.traits().initial_part.map(|(part, _)| part.clone()))
 }

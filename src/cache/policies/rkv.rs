@@ -31,13 +31,13 @@ struct Rkv {
     threshold: f64,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let params: RkvParams = choice.params()?;
+pub(super) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    let params: RkvParams = recipe.params()?;
     Ok(Box::new(Rkv {
-        window: window_size(choice, params.window_size, cache_length)?,
-        kernel: kernel_size(choice, params.kernel_size.unwrap_or(WIDE_KERNEL), cache_length)?,
-        lambda: fraction(choice, "attention_weight", params.attention_weight.unwrap_or(0.1))?,
-        threshold: fraction(choice, "similarity_threshold", params.similarity_threshold.unwrap_or(0.5))?,
+        window: window_size(recipe, params.window_size, cache_length)?,
+        kernel: kernel_size(recipe, params.kernel_size.unwrap_or(WIDE_KERNEL), cache_length)?,
+        lambda: fraction(recipe, "attention_weight", params.attention_weight.unwrap_or(0.1))?,
+        threshold: fraction(recipe, "similarity_threshold", params.similarity_threshold.unwrap_or(0.5))?,
     }))
 }
 

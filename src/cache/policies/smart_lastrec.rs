@@ -25,12 +25,12 @@ struct SmartLastrec {
     most: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let p: SmartLastrecParams = choice.params()?;
+pub(super) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    let p: SmartLastrecParams = recipe.params()?;
     let fraction = p.max_initial_fraction.unwrap_or(0.1);
     if !(fraction > 0.0 && fraction < 1.0) {
         let message = format!("`max_initial_fraction` = {fraction} is not between 0 and 1");
-        return Err(choice.reject(Some("max_initial_fraction"), message, "choose a part of the cache, as 0.1".into()));
+        return Err(recipe.reject(Some("max_initial_fraction"), message, "choose a part of the cache, as 0.1".into()));
     }
     let initial = InitialPart {
         end_regex: p.end_initial_regex,

@@ -26,10 +26,10 @@ struct Snapkv {
     pooling: Pooling,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let params: SnapkvParams = choice.params()?;
-    let window = window_size(choice, params.window_size, cache_length)?;
-    let kernel = kernel_size(choice, params.kernel_size.unwrap_or(5), cache_length)?;
+pub(super) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    let params: SnapkvParams = recipe.params()?;
+    let window = window_size(recipe, params.window_size, cache_length)?;
+    let kernel = kernel_size(recipe, params.kernel_size.unwrap_or(5), cache_length)?;
     Ok(Box::new(Snapkv { window, kernel, pooling: params.pooling }))
 }
 

@@ -13,8 +13,8 @@ struct Tova {
     grace: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    Ok(Box::new(Tova { grace: grace_period(choice, cache_length)? }))
+pub(super) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    Ok(Box::new(Tova { grace: grace_period(recipe, cache_length)? }))
 }
 
 const LAST: Queries = Queries::Last(1);

@@ -27,10 +27,10 @@ struct OnlyWindowAndKernel {
 }
 
 /// Window and kernel, for a policy that has no other parameters.
-pub(super) fn window_and_kernel(choice: &PolicyRecipe, cache_length: usize, kernel: usize) -> Result<[usize; 2], Fault> {
-    let params: OnlyWindowAndKernel = choice.params()?;
-    let window = window_size(choice, params.window_size, cache_length)?;
-    Ok([window, kernel_size(choice, params.kernel_size.unwrap_or(kernel), cache_length)?])
+pub(super) fn window_and_kernel(recipe: &PolicyRecipe, cache_length: usize, kernel: usize) -> Result<[usize; 2], Fault> {
+    let params: OnlyWindowAndKernel = recipe.params()?;
+    let window = window_size(recipe, params.window_size, cache_length)?;
+    Ok([window, kernel_size(recipe, params.kernel_size.unwrap_or(kernel), cache_length)?])
 }
 
 /// The kernel of DropKV's and R-KV's code.
@@ -49,22 +49,22 @@ pub(super) fn by_mass_of(window: usize) -> PolicyTraits<'static> {
 }
 
 /// The parameter `window_size`: by default an eighth of the cache, at most 32 tokens.
-pub(super) fn window_size(choice: &PolicyRecipe, written: Option<usize>, cache_length: usize) -> Result<usize, Fault> {
+pub(super) fn window_size(recipe: &PolicyRecipe, written: Option<usize>, cache_length: usize) -> Result<usize, Fault> {
     let window = written.unwrap_or_else(|| (cache_length / 8).clamp(1, WINDOW));
     if window == 0 {
         let message = "`window_size` = 0 leaves no query to decide".to_owned();
-        return Err(choice.reject(Some("window_size"), message, "choose at least 1".into()));
+        return Err(recipe.reject(Some("window_size"), message, "choose at least 1".into()));
     }
-    staying(choice, "window_size", window, cache_length)
+    staying(recipe, "window_size", window, cache_length)
 }
 
 /// The parameter `kernel_size`: an entry and its neighbours, as many on each side.
-pub(super) fn kernel_size(choice: &PolicyRecipe, written: usize, cache_length: usize) -> Result<usize, Fault> {
+pub(super) fn kernel_size(recipe: &PolicyRecipe, written: usize, cache_length: usize) -> Result<usize, Fault> {
     if written.is_multiple_of(2) {
         let message = format!("`kernel_size` = {written} has no middle");
-        return Err(choice.reject(Some("kernel_size"), message, "choose an odd number; 1 pools nothing".into()));
+        return Err(recipe.reject(Some("kernel_size"), message, "choose an odd number; 1 pools nothing".into()));
     }
-    staying(choice, "kernel_size", written, cache_length.max(WINDOW))
+    staying(recipe, "kernel_size", written, cache_length.max(WINDOW))
 }
 
 /// Each entry takes the largest (or the mean) of itself and its neighbours in the order of positions. At the ends there are fewer

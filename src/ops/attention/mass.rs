@@ -6,8 +6,8 @@ use tch::Tensor;
 
 use super::backend::{Backend, all_parts};
 use super::blocks::{block_scores, hidden};
-use super::choice::backend_for;
 use super::chunk::{KvBlock, Qkv, Queries};
+use super::selector::backend_for;
 use crate::native;
 
 /// The attention mass to each slot by some queries of a chunk: `(1/R) Σ_heads Σ_i exp(s_ic − lse_i)`, where s are the scores by the

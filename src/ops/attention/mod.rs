@@ -5,10 +5,10 @@
 
 mod backend;
 mod blocks;
-mod choice;
 mod chunk;
 mod mass;
 mod merged;
+mod selector;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -20,13 +20,13 @@ pub use backend::Backend;
 #[cfg(test)]
 pub(crate) use backend::forced;
 pub use blocks::squared_score_gradients;
-pub use choice::{KernelsOfHeads, try_kernels};
 pub use chunk::{Attended, AttentionGrads, KvBlock, ModelFeature, Qkv, Queries, ScoreRule, accumulation_kind, zero_sum_of};
 pub use mass::{attention_mass, attention_weights};
 pub use merged::sink_logit_backward;
+pub use selector::{KernelsOfHeads, try_kernels};
 
 use backend::{attend_backward_by, attend_by};
-use choice::backend_for;
+use selector::backend_for;
 
 /// Attends a chunk to its past (all of it, part by part) and causally to itself.
 ///

@@ -155,7 +155,7 @@ fn scattered(b: i64, heads: i64, tokens: i64, d: i64) -> Tensor {
 #[test]
 fn attention_mass_in_single_precision_is_that_of_a_dense_softmax_without_the_pads() {
     tch::manual_seed(5);
-    // Past slots, columns, and how many of them are pads in the second sequence; blocks of 64 queries end evenly or not.
+    // Past slots, queries, and how many of them are pads in the second sequence; blocks of 64 queries end evenly or not.
     for (past, n, pads, h, g) in [(0, 9, 0, 4, 2), (40, 7, 3, 8, 1), (33, 64, 64, 6, 2), (300, 130, 61, 4, 4)] {
         let (b, d, scale) = (2, 16, 0.25);
         let (q, k, v) = (scattered(b, h, n, d), scattered(b, g, past + n, d), scattered(b, g, past + n, d));
@@ -176,7 +176,7 @@ fn attention_mass_in_single_precision_is_that_of_a_dense_softmax_without_the_pad
             let expected = sums.view([b, g, h / g, past + n]).mean_dim(&[2i64][..], false, Kind::Double);
             assert_eq!(mass.kind(), Kind::Float);
             let error = ((double(&mass) - &expected).abs() / expected.clamp_min(1.0)).max().double_value(&[]);
-            assert!(error <= 1e-6, "{past} slots, {n} columns, {pads} pads, {queries:?}: {error:.1e}");
+            assert!(error <= 1e-6, "{past} slots, {n} queries, {pads} pads, {queries:?}: {error:.1e}");
         }
     }
 }

@@ -13,6 +13,6 @@ use kvtune::units::Fault;
 pub(crate) const EXAMPLE: &str = "value-norm";
 
 /// Builds the guide's policy.
-pub(crate) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    value_norm::build(choice, cache_length)
+pub(crate) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    value_norm::build(recipe, cache_length)
 }

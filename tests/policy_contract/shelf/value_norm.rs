@@ -24,9 +24,9 @@ struct ValueNorm {
     sinks: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let params: Params = choice.params()?;
-    Ok(Box::new(ValueNorm { sinks: staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)? }))
+pub(super) fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    let params: Params = recipe.params()?;
+    Ok(Box::new(ValueNorm { sinks: staying(recipe, "init_grace_tokens", params.init_grace_tokens, cache_length)? }))
 }
 
 impl Policy for ValueNorm {

@@ -1,4 +1,4 @@
-//! What a policy gets to see of a layer's cache, and what it says: shares, victims, notes.
+//! What a policy gets to see of a layer's cache, and what it says: shares, victims, statistics.
 
 use tch::{Kind, Tensor};
 
@@ -25,21 +25,21 @@ impl LayerCache {
     /// `(B, G, filled)`, i64.
     pub fn budget_keys(&self, policy: &dyn Policy, span: &ChunkSpan) -> Tensor {
         // Each head has an order of its own, also while all hold the same.
-        self.choice(span, &Agreement::Nothing, |entries| victims::keys(policy, entries, &policy.score(entries)))
+        self.show(span, &Agreement::Nothing, |entries| victims::keys(policy, entries, &policy.score(entries)))
     }
 
     /// What `policy` evicts for the next chunk; `None` where everything fits.
-    pub fn decide(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<Victims> {
+    pub fn choose_victims(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<Victims> {
         let is_full = span.evictions(self.filled, self.capacity()) > 0;
-        is_full.then(|| self.choice(span, &self.agreement, |entries| victims::choose(policy, entries)))
+        is_full.then(|| self.show(span, &self.agreement, |entries| victims::choose_victims(policy, entries)))
     }
 
-    /// Shows the entries to `choice` as they are before `span`.
-    fn choice<T>(&self, span: &ChunkSpan, agreement: &Agreement, choice: impl FnOnce(&Entries<'_>) -> T) -> T {
+    /// Shows the entries to `look` as they are before `span`.
+    fn show<T>(&self, span: &ChunkSpan, agreement: &Agreement, look: impl FnOnce(&Entries<'_>) -> T) -> T {
         let filled = self.filled as i64;
-        let (observed_bgc, features_bgcf) = (self.observed(), self.notes.features(self.active, filled));
-        choice(&Entries {
-            cache_length: self.capacity(),
+        let (observed_bgc, features_bgcf) = (self.observed(), self.stats.features(self.active, filled));
+        look(&Entries {
+            capacity: self.capacity(),
             num_evicted: span.evictions(self.filled, self.capacity()),
             prefill: self.prefill,
             next_position: span.start,
@@ -49,7 +49,7 @@ impl LayerCache {
             query_statistics: self.query_statistics.as_ref(),
             keys: &|| self.keys(),
             agreement,
-            protected: &self.protected[..self.protected.len().min(self.active as usize)],
+            initial_parts: &self.initial_parts[..self.initial_parts.len().min(self.active as usize)],
             budget: self.budget.as_ref(),
         })
     }
@@ -57,7 +57,7 @@ impl LayerCache {
     /// Lets the policy describe the entries of the chunk written last, and observe its attention.
     ///
     /// # Shapes
-    /// By the region's columns, as in [`super::Written`].
+    /// By slot of the region, as in [`super::Written`].
     pub fn note(&mut self, policy: &dyn Policy, span: &ChunkSpan, own: &KvBlock, attention: &dyn ChunkAttention) {
         let (region, len) = (self.region(span), span.len as i64);
         let size = self.position_bgc.size();
@@ -68,9 +68,9 @@ impl LayerCache {
         let numbers = own.further.last().filter(|_| policy.traits().model_feature.is_some());
         let model_feature_bgn = numbers.map(|number| number.squeeze_dim(-1).to_kind(Kind::Float));
         let features = policy.describe(&NewEntries { k_bgnd: &own.k, v_bgnd: &own.v, model_feature_bgn, stored: &stored });
-        self.notes.set_features(&size, region, &features);
+        self.stats.set_features(&size, region, &features);
         let filled = self.filled as i64;
-        let (previous_bgc, features_bgcf) = (self.observed(), self.notes.features(self.active, filled));
+        let (previous_bgc, features_bgcf) = (self.observed(), self.stats.features(self.active, filled));
         let observed = policy.observe(&Observed {
             attention,
             position_bgc: &self.positions(),
@@ -78,10 +78,10 @@ impl LayerCache {
             features_bgcf: features_bgcf.as_ref(),
             num_queries: span.len,
             next_position: span.start + span.len,
-            is_prefill: span.start < self.prefill,
+            is_prefill: span.is_prefill(),
         });
         if let Some(observed) = observed {
-            self.notes.set_observed(&size, &observed);
+            self.stats.set_observed(&size, &observed);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A choice by name whose parameters are read by the file that owns it: `policy = "h2o"` or `policy.h2o = { … }`.
+//! A policy by name, whose parameters are read by the file that owns it: `policy = "h2o"` or `policy.h2o = { … }`.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -37,7 +37,7 @@ impl PolicyRecipe {
         Self::with_params(name, toml::Table::new())
     }
 
-    /// The choice of a recipe that makes none: of what was tried on prose, the least loss above the full cache's.
+    /// The policy of a recipe that names none: of what was tried on prose, the least loss above the full cache's.
     pub fn by_default() -> Self {
         let params = [("normalize_scores".to_owned(), true.into()), ("grace_period".to_owned(), 0.375.into())];
         Self::with_params(DEFAULT_POLICY, params.into_iter().collect())
@@ -84,7 +84,7 @@ impl PolicyRecipe {
         read(&self.params, &format!("{}.{}", self.key, self.name), &self.source)
     }
 
-    /// A choice within the parameters of this one: a name, or a table with one.
+    /// A policy within the parameters of this one: a name, or a table with one.
     pub fn inner(&self, key: &'static str, default: &str) -> Result<Self, Fault> {
         let mut inner = Self { key: key.to_owned(), source: self.source.clone(), ..Self::named(default) };
         let Some(entry) = self.params.entry(key) else { return Ok(inner) };
@@ -106,7 +106,7 @@ impl PolicyRecipe {
         self.source.reject(self.spot, message, suggest(&self.name, known))
     }
 
-    /// The error for a parameter (or for the choice as a whole) that its owner refuses.
+    /// The error for a parameter (or for the policy as a whole) that its owner refuses.
     pub fn reject(&self, key: Option<&str>, message: String, hint: String) -> Fault {
         let entry = key.and_then(|key| self.params.entry(key));
         self.source.reject(entry.map_or(self.spot, |entry| entry.spot), message, hint)
@@ -118,18 +118,18 @@ impl PolicyRecipe {
 impl RecipeField for PolicyRecipe {
     fn keys(key: RecipeKey, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         let check = |document: &Document, name: &str, _: &RecipeKey| {
-            let choice = Self::find(document, name)?;
-            choice.iter().zip(POLICY_CHECK.get()).try_for_each(|(choice, check)| check(choice))
+            let policy = Self::find(document, name)?;
+            policy.iter().zip(POLICY_CHECK.get()).try_for_each(|(policy, check)| check(policy))
         };
         vec![RecipeKey { takes: "name, or a table with one name".to_owned(), default: default(&key.name), check, ..key }]
     }
 
     fn find(document: &Document, key: &str) -> Checked<Option<Self>> {
-        let mut choice = Self { key: key.to_owned(), source: document.source.clone(), ..Self::by_default() };
+        let mut policy = Self { key: key.to_owned(), source: document.source.clone(), ..Self::by_default() };
         if let Some(entry) = document.root.entry(key) {
-            choice.fill(entry, DEFAULT_POLICY)?;
+            policy.fill(entry, DEFAULT_POLICY)?;
         }
-        Ok(Some(choice))
+        Ok(Some(policy))
     }
 
     fn entries(&self, key: &str) -> TableEntries {
@@ -145,7 +145,7 @@ impl fmt::Display for PolicyRecipe {
     }
 }
 
-/// Where a choice was written does not matter.
+/// Where a policy was written does not matter.
 impl PartialEq for PolicyRecipe {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name && self.params.to_value() == other.params.to_value()
