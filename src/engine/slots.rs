@@ -194,10 +194,11 @@ impl<'a> FixedCaches<'a> {
 
 /// The fault of a sequence that is longer than a cache which evicts nothing.
 pub(super) fn too_long(tokens: usize, layer: usize, cache_length: usize) -> Fault {
-    let (key, own) =
-        ("kv_cache.cache_length", format!("a sequence of {tokens} tokens does not fit the dense cache of layer {layer}"));
-    let hint = format!("set `kv_cache.storage = \"growing\"`, or `{key} = {tokens}`, or a policy that evicts such as \"h2o\"");
-    Fault::usage(format!("{own}: `{key}` = {cache_length}"), hint)
+    let cache = format!("the dense cache of layer {layer}: `kv_cache.cache_length` = {cache_length}");
+    let hint = format!(
+        "set `kv_cache.storage = \"growing\"`, or `kv_cache.cache_length = {tokens}`, or a policy that evicts such as \"h2o\""
+    );
+    Fault::usage(format!("a sequence of {tokens} tokens does not fit {cache}"), hint)
 }
 
 #[cfg(test)]
