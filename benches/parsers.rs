@@ -11,7 +11,7 @@ mod parsers;
 
 use std::time::Instant;
 
-use kvtune::report::memory::{peak, reset_peak, resident};
+use kvtune::native::{peak_memory, reset_peak_memory, resident_memory};
 
 /// In bytes.
 const MAX_MEMORY: u64 = 512 << 20;
@@ -24,10 +24,10 @@ fn main() {
     for parser in parsers::parsers().iter().filter(|parser| after("--only").is_none_or(|only| only == parser.name)) {
         parser.check_seeds();
         // Of each parser its own, not hidden by what those before it took.
-        reset_peak();
-        let (began, before) = (Instant::now(), resident().unwrap().0);
+        reset_peak_memory();
+        let (began, before) = (Instant::now(), resident_memory().unwrap());
         let faults: Vec<String> = (0..files).filter_map(|number| parser.fault(number)).collect();
-        let (good, more) = (files - faults.len() as u64, peak().unwrap().0.saturating_sub(before));
+        let (good, more) = (files - faults.len() as u64, peak_memory().unwrap().saturating_sub(before));
         println!("{good}/{files}  {}  {:.1} s, {} MiB", parser.name, began.elapsed().as_secs_f64(), more >> 20);
         faults.iter().take(10).for_each(|fault| println!("    {fault}"));
         has_failed |= !faults.is_empty() || more > MAX_MEMORY;

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use kvtune::data::{DataRequest, ModelLimits, Splits, Tokenizer, open, train_bpe};
+use kvtune::native::resident_memory;
 use kvtune::recipe::{DataRecipe, HeadRecipe, Recipe};
-use kvtune::report::memory::resident;
 use rand::rngs::ChaCha12Rng;
 use rand::{RngExt, SeedableRng};
 use shapes::cpu_now;
@@ -115,14 +115,14 @@ fn opened(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) -> Splits {
          [kv_cache]\ncache_length = 64\n"
     );
     let recipe: DataRecipe = Recipe::parse(recipe, &PathBuf::from(dir).join("recipe.toml"), &[]).unwrap().recipe.data;
-    let limits = ModelLimits { vocab_size: VOCABULARY, max_positions: 1 << 24, most_positions: 1 << 24, pad: None };
+    let limits = ModelLimits { vocab_size: VOCABULARY, trained_positions: 1 << 24, computable_positions: 1 << 24, pad: None };
     let head = &HeadRecipe::NextToken;
     open(&DataRequest { recipe: &recipe, head, tokenizer, limits, initial: None, seed: 1 }, &mut |_, _, _| {}).unwrap()
 }
 
 /// The second opening, and the first batch.
 fn again(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) {
-    let before = resident().unwrap().0;
+    let before = resident_memory().unwrap();
     let began = Instant::now();
     let splits = opened(dir, name, tokenizer);
     let seconds = began.elapsed().as_secs_f64();
@@ -132,7 +132,7 @@ fn again(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) {
         "{name}: {} samples, {:.1} M tokens are there again after {seconds:.3} s and take {:.1} MiB ({})",
         splits.train.len(),
         total as f64 / 1e6,
-        (resident().unwrap().0 as f64 - before as f64) / f64::from(1 << 20),
+        (resident_memory().unwrap() as f64 - before as f64) / f64::from(1 << 20),
         splits.files[0],
     );
 }

@@ -308,7 +308,7 @@ fn who_asks_wrongly_is_told_and_the_server_goes_on() {
             "no token can come next",
         ),
         (json!({ "prompt": "x", "max_new_tokens": 2, "max_tokens": 1 }), 400, "`max_tokens` and `max_new_tokens` contradict"),
-        (json!({ "prompt": "x", "stream": true, "echo": true }), 400, "`stream` goes neither with"),
+        (json!({ "prompt": "x", "stream": true, "echo": true }), 400, "`stream` goes with none of"),
         (json!({ "prompt": vec![[5, 6]; 100] }), 400, "a request has 100 prompts; 64 can wait at most"),
         (json!({ "prompt": "x", "model": "other" }), 404, "the model `other` does not exist"),
         (json!({ "prompt": "x".repeat(200_000) }), 413, "the body is larger than 100000 bytes"),

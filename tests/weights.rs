@@ -5,8 +5,8 @@ use std::process::Command;
 
 use kvtune::model::{Model, ModelSource, init_model};
 use kvtune::native::AllocationMeter;
+use kvtune::native::{peak_memory, reset_peak_memory, resident_memory};
 use kvtune::recipe::Dtype;
-use kvtune::report::memory::{peak, reset_peak, resident};
 use tch::Device;
 
 /// 18 million weights, of which the embedding is the largest tensor.
@@ -38,12 +38,12 @@ fn check((name, load): Backend, dir: &Path) {
     // What libtorch reads in when it first converts belongs to no model.
     let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
     drop(Model::load(&small, Dtype::Bf16, Device::Cpu).unwrap());
-    let before = resident().unwrap().0;
-    reset_peak();
+    let before = resident_memory().unwrap();
+    reset_peak_memory();
     let meter = AllocationMeter::start(Device::Cpu).unwrap();
     let model = load(dir);
     let (tensors, _) = meter.read();
-    let resident = peak().unwrap().0.saturating_sub(before);
+    let resident = peak_memory().unwrap().saturating_sub(before);
     let weights = 4 * model.config().num_parameters() as u64;
     println!("{name}: weights {weights} bytes, {tensors:?}, {resident} resident");
     assert_eq!(tensors.live as u64, weights, "{name}: what stays");
@@ -57,7 +57,7 @@ fn no_second_copy_of_a_model_is_resident() {
     if let (Ok(way), Some(dir)) = (std::env::var(WAY), std::env::var_os(MODEL)) {
         return check(WAYS.into_iter().find(|(name, _)| *name == way).unwrap(), Path::new(&dir));
     }
-    if !reset_peak() {
+    if !reset_peak_memory() {
         eprintln!("skipped: the system lets no peak begin anew");
         return;
     }

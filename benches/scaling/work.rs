@@ -138,7 +138,9 @@ impl Subject {
 
     /// The order in which one device would run so many of the layers.
     pub(crate) fn schedule(&self, layers: usize) -> Schedule {
-        self.step(layers, &self.recipe.grad, |spec| Schedule::new(spec.settings, &self.plan, spec.trained.first_layer))
+        self.step(layers, &self.recipe.grad, |spec| {
+            Schedule::new(spec.settings, &self.plan, spec.trained.first_layer, spec.layers_wait())
+        })
     }
 
     /// Calls `look` with a step through so many layers.

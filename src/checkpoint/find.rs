@@ -12,7 +12,7 @@ use super::state::{BEST, FINAL, FORMAT_VERSION, OPTIMIZER, STATE, step_directory
 use super::{SaveKind, TrainState};
 use crate::files::{self, DirLock, FileKind, TensorFile, disk, io_fault};
 use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, GATE_TENSORS, MODEL_TENSORS};
-use crate::recipe::Weights;
+use crate::recipe::TrainedWeights;
 use crate::store;
 use crate::units::{Fault, FaultKind, abridged};
 
@@ -29,7 +29,7 @@ pub struct NewestCheckpoint {
 /// Reads a checkpoint whose manifest verifies: what is trained, by the names of its file, and the state of the training.
 pub fn load(dir: &Path) -> Result<(Vec<(String, Tensor)>, TrainState), Fault> {
     let state = verified_state(dir)?;
-    let name = if holds(dir) == Some(Weights::All) { MODEL_TENSORS } else { ADAPTER_TENSORS };
+    let name = if holds(dir) == Some(TrainedWeights::All) { MODEL_TENSORS } else { ADAPTER_TENSORS };
     let mut parameters = store::load_tensors(&TensorFile::open(&dir.join(name))?)?;
     if files::is_there(&dir.join(EXTRA_TENSORS)) {
         parameters.extend(store::load_tensors(&TensorFile::open(&dir.join(EXTRA_TENSORS))?)?);
@@ -59,12 +59,12 @@ pub fn load_optimizer(dir: &Path) -> Result<Vec<(String, Tensor)>, Fault> {
 }
 
 /// Which weights a directory holds: those of an adapter, whoever saved it, or all, as a checkpoint of a run; `None` for another one.
-pub fn holds(dir: &Path) -> Option<Weights> {
+pub fn holds(dir: &Path) -> Option<TrainedWeights> {
     if dir.join(ADAPTER_CONFIG).exists() {
-        return Some(Weights::Adapter);
+        return Some(TrainedWeights::Adapter);
     }
     // A model directory is a checkpoint only with what a run leaves beside it.
-    (dir.join(MODEL_TENSORS).exists() && dir.join(STATE).exists()).then_some(Weights::All)
+    (dir.join(MODEL_TENSORS).exists() && dir.join(STATE).exists()).then_some(TrainedWeights::All)
 }
 
 /// The names of a run's checkpoints, finished or not.

@@ -12,7 +12,7 @@ use super::world::{Joining, time_of_sums};
 use crate::cache::{Routing, Scope};
 use crate::data::{Dataset, Splits, Tokenizer, auto_tokenizer_differs};
 use crate::dist::ProcessGroup;
-use crate::engine::{ChunkPlan, Schedule, Settings};
+use crate::engine::{ChunkPlan, Settings};
 use crate::files::Scratch;
 use crate::model::{LayerSpec, Model, ModelConfig, TrainedPart, kind_of, trained_by_kind};
 use crate::plan::{Alternative, GRAPHS, Machine};
@@ -67,7 +67,7 @@ impl Check {
         let numbers: u64 = kinds.iter().map(|(_, numbers)| *numbers as u64).sum();
         let kinds: Vec<String> = kinds.iter().map(|(kind, numbers)| format!("{kind} {numbers}")).collect();
         let mut table = table(&recipe, &config, &kinds.join(", "));
-        let (bands, columns) = Schedule::new(engine.settings(), &plan, first_trained).size();
+        let (bands, columns) = (engine.settings().trained_bands(first_trained).len(), plan.columns.len());
         table.row(&["longest sample", &format!("{} tokens in {} chunks", plan.len(), plan.spans.len())]);
         table.row(&["cells", &format!("{bands} layer bands × {columns} columns")]);
         table.row(&["graphs kept", &kept(&recipe, bands * columns)]);

@@ -13,7 +13,7 @@ use crate::eval::AnswerScores;
 use crate::export::{CacheResult, ExportTarget, Trained, export};
 use crate::files::GgufDtype;
 use crate::inspect::{AnswerListing, kept_answers, read_scores};
-use crate::recipe::{Recipe, Weights};
+use crate::recipe::{Recipe, TrainedWeights};
 use crate::report::{console, metrics};
 use crate::train::{self, FoundCheckpoint, Interrupt};
 use crate::units::{Fault, FaultKind};
@@ -120,7 +120,7 @@ impl Export {
     /// What is known of evaluations of the checkpoint: by the answers that its run keeps, and by the files of scores.
     fn results(&self, found: &FoundCheckpoint, recipe: Option<&Recipe>) -> Result<Vec<CacheResult>, Fault> {
         let mut kept = kept_answers(&found.run, &found.dir)?;
-        if let Some(recipe) = recipe.filter(|_| found.holds == Weights::All && !kept.is_empty()) {
+        if let Some(recipe) = recipe.filter(|_| found.holds == TrainedWeights::All && !kept.is_empty()) {
             // What `evaluate` notes of a checkpoint that is a whole model: one of the same name may have had other weights.
             let mut own = recipe.clone();
             own.model.path.clone_from(&found.dir);

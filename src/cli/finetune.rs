@@ -11,7 +11,7 @@ use tch::Device;
 use super::recipe_file::{RecipePath, noted};
 use super::world::Joining;
 use crate::dist::ProcessGroup;
-use crate::recipe::{Recipe, Weights};
+use crate::recipe::{Recipe, TrainedWeights};
 use crate::report::console;
 use crate::report::summary::RunSummary;
 use crate::train::{self, Interrupt, RunOutcome, Start};
@@ -62,7 +62,7 @@ pub(super) struct Resume {
 }
 
 impl Finetune {
-    pub(super) fn run(&self, weights: Weights, device: Device, world: &Rc<ProcessGroup>) -> Result<i32, Fault> {
+    pub(super) fn run(&self, weights: TrainedWeights, device: Device, world: &Rc<ProcessGroup>) -> Result<i32, Fault> {
         let recipe = noted(Recipe::load_to_train(self.recipe.path(), &self.set, weights)?);
         let out = self.out(&recipe, world)?;
         let interrupt = Interrupt::install_for_saves()?;

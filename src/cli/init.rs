@@ -90,7 +90,7 @@ fn proposal(model: &Path, data: &Path, device: Device) -> Result<String, Fault> 
         console::warning(warning);
     }
     lengths.sort_unstable();
-    let seen = Seen { format: survey.source.format(), bad: survey.bad(), positions: limits.max_positions, lengths };
+    let seen = Seen { format: survey.source.format(), bad: survey.bad(), positions: limits.trained_positions, lengths };
     if seen.lengths.is_empty() {
         survey.verdict()?;
     }

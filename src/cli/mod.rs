@@ -32,7 +32,7 @@ mod world;
 use clap::{Command, Subcommand};
 
 use self::options::SharedOptions;
-use crate::recipe::Weights;
+use crate::recipe::TrainedWeights::{Adapter, All};
 use crate::units::Fault;
 
 pub use process::main;
@@ -65,9 +65,9 @@ verbs! { |verb, options, parser|
     Init(init::Init) => verb.run(options.device()?).map(done),
     /// Train a LoRA adapter for a model.
     #[command(visible_alias = "train")]
-    FinetuneLora(finetune::Finetune) => options.with_ranks(verb.joining, |device, world| verb.run(Weights::Adapter, device, world)),
+    FinetuneLora(finetune::Finetune) => options.with_ranks(verb.joining, |device, world| verb.run(Adapter, device, world)),
     /// Train all weights of a model.
-    FinetuneFull(finetune::Finetune) => options.with_ranks(verb.joining, |device, world| verb.run(Weights::All, device, world)),
+    FinetuneFull(finetune::Finetune) => options.with_ranks(verb.joining, |device, world| verb.run(All, device, world)),
     Resume(finetune::Resume) => options.with_ranks(verb.joining, |device, world| verb.run(device, world)),
     Launch(launch::LaunchRanks) => verb.run(options, parser),
     Evaluate(Box<evaluate::Evaluate>) => options.with_ranks(verb.joining, |device, world| verb.run(device, world)).map(done),

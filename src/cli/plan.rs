@@ -99,7 +99,7 @@ impl Plan {
 
 /// Keys as `docs/reference/plan.md` has them; `kind` says what the line is.
 pub(super) fn in_json(kind: &str, alternative: &Alternative) -> Value {
-    let Alternative { grad, cells, kept, forecast, device, host, operations, seconds, fits } = alternative;
+    let Alternative { grad, num_bands, num_columns, kept, forecast, device, host, operations, seconds, fits } = alternative;
     let peak = |peak: &PlannedPeak| {
         let parts: Vec<Value> = peak.parts.iter().map(|(part, bytes)| json!({ "part": part, "bytes": bytes.0 })).collect();
         json!({ "peak_in": peak.part.name(), "tensor_bytes": peak.bytes().0, "parts": parts })
@@ -112,7 +112,7 @@ pub(super) fn in_json(kind: &str, alternative: &Alternative) -> Value {
         "kind": kind, "fits": fits, "layers_per_cell": grad.layers_per_cell, "chunks_per_cell": grad.chunks_per_cell,
         "layer_checkpoints": grad.layer_checkpoints.form.name(), "layer_checkpoints_place": grad.layer_checkpoints.place.name(),
         "undo_log": grad.undo_log.form.name(), "undo_log_place": grad.undo_log.place.name(),
-        "attention_outputs": grad.attention_outputs.name(), "layer_bands": cells.0, "columns": cells.1, "kept_cells": kept,
+        "attention_outputs": grad.attention_outputs.name(), "layer_bands": num_bands, "columns": num_columns, "kept_cells": kept,
         "process_bytes": host.0, "device_bytes": device.map(|bytes| bytes.0), "file_bytes": forecast.files.0,
         "tensors": peak(&forecast.device), "host_tensors": forecast.host.as_ref().map(peak),
         "operations": operations, "seconds": seconds.as_ref().map(by_part),
@@ -180,7 +180,7 @@ fn alternatives(chosen: &Alternative, others: &[Alternative]) -> Table {
         let of_part = |(index, part): (usize, StepPart)| (part.name(), time(other.seconds.map(|seconds| seconds[index])));
         let mut cells = vec![
             ("layers × chunks per cell", format!("{} × {width}{mark}", other.grad.layers_per_cell)),
-            ("graphs kept", format!("{} of {}", other.kept, other.cells.0 * other.cells.1)),
+            ("graphs kept", format!("{} of {}", other.kept, other.num_bands * other.num_columns)),
             ("layer checkpoints", other.grad.layer_checkpoints.to_string()),
             ("undo log", other.grad.undo_log.to_string()),
             ("attention outputs", other.grad.attention_outputs.name().to_owned()),

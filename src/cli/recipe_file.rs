@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tch::Device;
 
-use crate::recipe::{Recipe, Resolved, Weights};
+use crate::recipe::{Recipe, Resolved, TrainedWeights};
 use crate::report::console;
 use crate::train;
 use crate::units::Fault;
@@ -65,7 +65,7 @@ impl RecipeFile {
     /// Loads it, says what there is to note about it, and has `device` compute as it wants.
     pub(super) fn load(&self, device: Device) -> Result<Recipe, Fault> {
         let resolved = if self.full {
-            Recipe::load_to_train(self.file.path(), &self.set, Weights::All)?
+            Recipe::load_to_train(self.file.path(), &self.set, TrainedWeights::All)?
         } else {
             Recipe::load(self.file.path(), &self.set)?
         };

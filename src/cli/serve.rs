@@ -98,8 +98,8 @@ impl Serve {
             Storage::Growing | Storage::Paged => json!("all"),
         };
         let generator = used.generator(self.batch.into());
-        let max_prompt = self.max_prompt.unwrap_or_else(|| used.model.config().longest_sequence());
-        let reader = PromptEncoder::new(
+        let max_prompt = self.max_prompt.unwrap_or_else(|| used.model.config().trained_positions());
+        let encoder = PromptEncoder::new(
             used.tokenizer.clone(),
             template,
             used.recipe.data.chat.variables()?,
@@ -123,7 +123,7 @@ impl Serve {
             allow_origins: self.allow_origin.clone(),
             access_log: !self.no_access_log,
         };
-        serve::serve(generator, reader, rules, options, move || interrupt.signal().is_some())?;
+        serve::serve(generator, encoder, rules, options, move || interrupt.signal().is_some())?;
         console::note("all requests are answered");
         Ok(())
     }

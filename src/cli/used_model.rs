@@ -15,7 +15,7 @@ use crate::export::PolicyFile;
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
 use crate::model::{Model, ModelConfig, fingerprint, read_peft};
-use crate::recipe::{ModelRecipe, Recipe, Resolved, Storage, Weights};
+use crate::recipe::{ModelRecipe, Recipe, Resolved, Storage, TrainedWeights};
 use crate::report::console;
 use crate::train;
 use crate::units::Fault;
@@ -77,7 +77,7 @@ impl ModelArgs {
         fit_chunks(&mut recipe, model.config(), is_other, &self.set)?;
         let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None)?;
-        let rule = cache::initial_part(&recipe.kv_cache.policy)?;
+        let rule = cache::of_any_length(&recipe.kv_cache.policy)?.traits().initial_part.map(|(part, _)| part.clone());
         let initial_parts = rule.map(|rule| InitialPartFinder::new(&rule, tokenizer.as_ref())).transpose()?;
         Ok(LoadedModel { recipe, model, tokenizer, engine, initial_parts, adapter })
     }
@@ -106,13 +106,13 @@ impl ModelArgs {
             let found = if is_run { train::find_checkpoint(&self.path)? } else { return Err(self.unknown()) };
             let recipe = train::resolved_recipe_path(&found.run).map_err(|_| self.unknown())?;
             let mut resolved = Recipe::load(&recipe, &self.overrides(false))?;
-            if found.holds == Weights::All {
+            if found.holds == TrainedWeights::All {
                 resolved.recipe.model.path = files::absolute(&found.dir);
             } else if self.adapter.is_some() {
                 let message = format!("`{}` has an adapter of its own, and `--adapter` names another", self.path.display());
                 return Err(Fault::usage(message, "name the base model instead of the run, or leave `--adapter` out"));
             }
-            let own = (found.holds == Weights::Adapter).then_some(found.dir);
+            let own = (found.holds == TrainedWeights::Adapter).then_some(found.dir);
             (resolved, own.or_else(|| self.adapter.clone()))
         };
         let mut recipe = noted(resolved);
@@ -137,7 +137,7 @@ impl ModelArgs {
     fn unknown(&self) -> Fault {
         let path = self.path.display();
         let (message, hint) = match checkpoint::holds(&self.path) {
-            Some(Weights::Adapter) => {
+            Some(TrainedWeights::Adapter) => {
                 (format!("`{path}` is an adapter outside of a run"), "name its base model, and the adapter with `--adapter`")
             }
             _ => (

@@ -7,7 +7,8 @@ use super::{DataRequest, ModelLimits, Splits, Tokenizer, formats, open};
 use crate::recipe::{ClassList, DataRecipe, HeadRecipe, OnTooLong, know_formats};
 use crate::units::Fault;
 
-pub(super) const LIMITS: ModelLimits = ModelLimits { vocab_size: 512, max_positions: 32_768, most_positions: 32_768, pad: None };
+pub(super) const LIMITS: ModelLimits =
+    ModelLimits { vocab_size: 512, trained_positions: 32_768, computable_positions: 32_768, pad: None };
 
 static TOKENIZER: LazyLock<Tokenizer> =
     LazyLock::new(|| Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")).unwrap());

@@ -47,9 +47,9 @@ pub struct ModelLimits {
     /// Rows of its embedding: token ids are below this.
     pub vocab_size: usize,
     /// Longest sequence it was made for: the limit where a recipe has none.
-    pub max_positions: usize,
+    pub trained_positions: usize,
     /// Longest sequence that it computes.
-    pub most_positions: usize,
+    pub computable_positions: usize,
     /// What pads texts: a model that scores classes reads the last token that is another one.
     pub pad: Option<u32>,
 }
@@ -79,7 +79,7 @@ fn open_set(request: &DataRequest<'_>, watch: Watch<'_>) -> Result<Splits, Fault
     let DataRequest { recipe, limits, initial, seed, .. } = *request;
     let opener = Opener::new(request)?;
     let (samples, pieces, report) = opener.read(&recipe.train, SplitName::Train, watch)?;
-    let rest = samples.dropped(&pieces, limits.max_positions);
+    let rest = samples.dropped(&pieces, limits.trained_positions);
     let rest = (!rest.is_empty()).then(|| Dataset::new(Arc::clone(&samples), rest));
     let mut files = vec![report];
     let (train, validation) = match &recipe.validation {
@@ -136,7 +136,7 @@ impl<'a> Opener<'a> {
             pad: limits.pad.filter(|_| matches!(head, HeadRecipe::SeqClassification(_))),
             initial: initial.map(|rule| InitialPartFinder::new(rule, tokenizer)).transpose()?,
         };
-        let limit = recipe.max_seq_length.map_or(limits.max_positions, |length| length.min(limits.most_positions));
+        let limit = recipe.max_seq_length.map_or(limits.trained_positions, |length| length.min(limits.computable_positions));
         check_windows(recipe, limit)?;
         Ok(Self { recipe, classes, encoder, limit })
     }
@@ -413,8 +413,8 @@ mod tests {
     #[test]
     fn the_models_positions_limit_too() {
         let fixture = Fixture::new("tokens", "{\"input_ids\": [1, 2, 3, 4], \"labels\": [1, 2, 3, 4]}\n");
-        let open = |max_positions| {
-            let limits = ModelLimits { max_positions, most_positions: max_positions, ..LIMITS };
+        let open = |trained_positions| {
+            let limits = ModelLimits { trained_positions, computable_positions: trained_positions, ..LIMITS };
             open(&DataRequest { limits, ..fixture.request(None) }, &mut |_, _, _| {})
         };
         assert!(open(4).is_ok());

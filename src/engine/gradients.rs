@@ -1,10 +1,9 @@
 //! The engine: loss and gradients of one batch. The story of a step is [`Engine::gradients`].
 
 use super::forward::HiddenSink;
+use super::guard::{guarded, guarded_step};
 use super::step_run::StepRun;
-use super::{
-    Calibration, Engine, ForwardTrace, MicroBatchContext, MicroBatchGradients, NoObserver, Observer, Settings, Stores, guarded,
-};
+use super::{Calibration, Engine, ForwardTrace, MicroBatchContext, MicroBatchGradients, NoObserver, Observer, Settings, Stores};
 use crate::cache::ReplayLog;
 use crate::data::Batch;
 use crate::head::{Head, SequenceLoss};
@@ -36,10 +35,10 @@ impl Engine {
         calibration: &mut Calibration,
         observer: &mut dyn Observer,
     ) -> Result<MicroBatchGradients, Fault> {
-        let trace = guarded(|| StepRun::begin(self, model, batch, Some(context), observer))?.trace;
+        let trace = guarded_step(|| StepRun::begin(self, model, batch, Some(context), observer))?.trace;
         let layers = trace.session.layers.clone();
         calibration.attach(&layers, trace.session.plan.len());
-        let made = guarded(|| StepRun::new(self, model, trace, observer).forward(None));
+        let made = guarded_step(|| StepRun::new(self, model, trace, observer).forward(None));
         let made = made.and_then(|trace| self.backward(model, trace, observer));
         calibration.detach(&layers);
         made
@@ -53,7 +52,7 @@ impl Engine {
         context: MicroBatchContext,
         observer: &mut dyn Observer,
     ) -> Result<ForwardTrace, Fault> {
-        guarded(|| StepRun::begin(self, model, batch, Some(context), observer)?.forward(None))
+        guarded_step(|| StepRun::begin(self, model, batch, Some(context), observer)?.forward(None))
     }
 
     /// The backward phase, which consumes the trace: its caches are unwound.
@@ -63,7 +62,7 @@ impl Engine {
         trace: ForwardTrace,
         observer: &mut dyn Observer,
     ) -> Result<MicroBatchGradients, Fault> {
-        guarded(|| StepRun::new(self, model, trace, observer).backward())
+        guarded_step(|| StepRun::new(self, model, trace, observer).backward())
     }
 
     pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<SequenceLoss>, Fault> {

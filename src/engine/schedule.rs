@@ -4,7 +4,6 @@
 use std::ops::Range;
 
 use super::{ChunkPlan, Settings};
-use crate::model::Model;
 use crate::recipe::{StoreForm, StoreRecipe};
 
 /// Bands are counted from the top, columns from the left.
@@ -20,8 +19,9 @@ pub struct Schedule {
 
 impl Schedule {
     /// The schedule of a step by `settings` over a batch planned as `plan`, of a model in which nothing below `first_trained` is trained:
-    /// the backward phase ends there.
-    pub fn new(settings: &Settings, plan: &ChunkPlan, first_trained: usize) -> Self {
+    /// the backward phase ends there. No graphs are kept where its layers' weights wait on the host: the graph of one layer would keep its
+    /// weights, whose room the next layer needs.
+    pub fn new(settings: &Settings, plan: &ChunkPlan, first_trained: usize, layers_wait: bool) -> Self {
         let bands: Vec<_> = settings.trained_bands(first_trained).into_iter().rev().collect();
         let (grad, is_exact) = (settings.grad(), |store: StoreRecipe| store.form == StoreForm::Plain);
         // A single band ends in the very hidden states that the forward phase has ended in where it begins with what waits unrounded, or with
@@ -30,15 +30,9 @@ impl Schedule {
         Self {
             num_columns: plan.columns.len(),
             has_head_in_cells: has_head_in_cells && is_exact(grad.undo_log),
-            kept: grad.keep_graph.cells(),
+            kept: if layers_wait { 0 } else { grad.keep_graph.cells() },
             bands,
         }
-    }
-
-    /// The schedule for `model`. No graphs are kept where layers' weights wait on the host: the graph of one layer would keep its weights,
-    /// whose room the next layer needs.
-    pub(super) fn for_model(self, model: &Model) -> Self {
-        Self { kept: if model.has_waiting_layers() { 0 } else { self.kept }, ..self }
     }
 
     /// The schedule of losses alone: a forward phase that keeps nothing.

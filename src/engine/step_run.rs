@@ -31,7 +31,7 @@ impl<'a> StepRun<'a> {
         let is_calibrating = trace.session.layers.iter().any(|layer| locked(layer).importance.is_some());
         let first = if is_calibrating { 0 } else { model.first_trained_layer() };
         let schedule = match trace.context {
-            Some(_) => Schedule::new(&engine.settings, plan, first).for_model(model),
+            Some(_) => Schedule::new(&engine.settings, plan, first, model.has_waiting_layers()),
             None => Schedule::of_losses(plan),
         };
         Self { engine, model, schedule, observer, trace, sums: GradientSums::default() }

@@ -10,14 +10,14 @@ use super::hub::BaseModel;
 use super::trained::{CacheResult, ExportTarget, Trained};
 use super::usage::Usage;
 use crate::files::cached_id;
-use crate::recipe::{LoraRecipe, Recipe, TemplateChoice, ValidationSource, Weights};
+use crate::recipe::{LoraRecipe, Recipe, TemplateChoice, TrainedWeights, ValidationSource};
 use crate::report::metrics::{Evicted, StepMetrics};
 use crate::report::table::Table;
 use crate::units::counted;
 
 /// The card of a run's end, whose base is the recipe's model.
 pub fn card_of_run(trained: &Trained<'_>, recipe: &Recipe, hash: &str) -> String {
-    let target = if trained.holds == Weights::All { ExportTarget::Merged } else { ExportTarget::Peft };
+    let target = if trained.holds == TrainedWeights::All { ExportTarget::Merged } else { ExportTarget::Peft };
     let base = &recipe.model.path;
     card(trained, &Usage::of(target, recipe.head.num_classes(), base), base, hash)
 }
@@ -196,7 +196,7 @@ mod tests {
         };
         let trained = Trained {
             checkpoint: Path::new("run/final"),
-            holds: Weights::Adapter,
+            holds: TrainedWeights::Adapter,
             base: None,
             recipe: Some(&recipe),
             state: None,

@@ -51,7 +51,7 @@ impl GgufUsage {
         }
         let base = file.map_or_else(Vec::new, |file| file.paths().map(Path::to_owned).collect());
         let trained_at = |recipe: &Recipe| recipe.data.each().try_fold(0, |most, set| Some(set.max_seq_length?.max(most)));
-        let longest = trained.recipe.and_then(trained_at).unwrap_or_else(|| config.longest_sequence());
+        let longest = trained.recipe.and_then(trained_at).unwrap_or_else(|| config.trained_positions());
         let has_template = trained.chat_template.is_some() && whole.is_none();
         Ok(Some(Self { whole, for_ollama, base, longest, has_template }))
     }

@@ -230,7 +230,7 @@ impl PolicyFile {
             let found = self.rope.get(layer).map_or_else(|| "missing".into(), |rope| json!(rope).to_string());
             return refuse("rope", found, format!("{} in layer {layer}", json!(ropes[layer])));
         }
-        let (prompt, vocab_size, longest) = (&self.conformance.prompt, config.vocab_size, config.longest_sequence());
+        let (prompt, vocab_size, longest) = (&self.conformance.prompt, config.vocab_size, config.trained_positions());
         if prompt.len() > longest || prompt.iter().any(|&id| id as usize >= vocab_size) {
             let expected = format!("at most {longest}, each below {vocab_size}");
             return refuse("conformance.prompt", format!("{} tokens", prompt.len()), expected);

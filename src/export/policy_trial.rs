@@ -84,7 +84,7 @@ impl PolicyTrial {
         } else {
             let evicting = if settings.scope().is_some() { CHUNKS * chunk_size.min(MAX_CHUNK) + 1 } else { 0 };
             let tokens = cache_length + evicting;
-            (ids(tokens.min(config.longest_sequence()), config.vocab_size), INITIAL_PART)
+            (ids(tokens.min(config.trained_positions()), config.vocab_size), INITIAL_PART)
         };
         let next = || inputs[1..].iter().map(|&id| i64::from(id)).chain([IGNORE]).collect();
         let (targets, head) = match config.num_classes {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::checkpoint::TrainState;
 use crate::files::{self, GgufDtype};
-use crate::recipe::{Recipe, Weights};
+use crate::recipe::{Recipe, TrainedWeights};
 use crate::report::metrics::StepMetrics;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl CacheResult {
 #[derive(Debug)]
 pub struct Trained<'a> {
     pub checkpoint: &'a Path,
-    pub holds: Weights,
+    pub holds: TrainedWeights,
     /// Where an adapter's base is, if somebody says so.
     pub base: Option<&'a Path>,
     pub recipe: Option<&'a Recipe>,

@@ -17,7 +17,7 @@ use crate::model::{
     self, Adapter, CHAT_TEMPLATE, EXTRA_TENSORS, GATE_TENSORS, Gates, MergedModel, ModelConfig, ModelSource, companions,
     fingerprint, has_fingerprint,
 };
-use crate::recipe::{ClassList, HeadRecipe, RopeScalingRecipe, Weights};
+use crate::recipe::{ClassList, HeadRecipe, RopeScalingRecipe, TrainedWeights};
 use crate::store::{load_tensors, pt_metadata, save_tensors};
 use crate::units::{Fault, abridged};
 
@@ -89,7 +89,7 @@ enum ExportedWeights {
 fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     let policy = PolicyFile::find(trained.checkpoint)?;
     let scaling = trained.recipe.and_then(|recipe| recipe.model.rope_scaling.as_ref());
-    if trained.holds == Weights::All {
+    if trained.holds == TrainedWeights::All {
         if target != ExportTarget::Merged {
             let (what, hint) = match target {
                 ExportTarget::Gguf { .. } => ("in Hugging Face's format, of which no GGUF file is written here", CONVERT),

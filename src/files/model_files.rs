@@ -47,7 +47,12 @@ pub fn read_companion(dir: &Path, name: &str) -> Result<Option<Vec<u8>>, Fault> 
     for part in Path::new(name).ancestors().filter(|part| !part.as_os_str().is_empty()) {
         refuse_foreign_link(home, &home.join(part))?;
     }
-    read_of_model(dir, name, FileKind::Tokenizer)
+    let kind = match name {
+        _ if name.ends_with("_config.json") || name == "special_tokens_map.json" => FileKind::Settings,
+        _ if name.ends_with("jinja") => FileKind::Template,
+        _ => FileKind::Tokenizer,
+    };
+    read_of_model(dir, name, kind)
 }
 
 /// Whether a model has such a file, or something in its place.

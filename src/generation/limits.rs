@@ -21,8 +21,8 @@ pub struct PromptLimits {
 
 impl PromptLimits {
     pub fn of(config: &ModelConfig, settings: &Settings, has_text: bool) -> Self {
-        let (held, most) = (settings.longest_sequence(), config.most_positions());
-        let longest = config.longest_sequence().min(held);
+        let (held, most) = (settings.longest_sequence(), config.computable_positions());
+        let longest = config.trained_positions().min(held);
         Self { vocab_size: config.vocab_size, longest, most: most.min(held), cache_is_shorter: held < most, has_text }
     }
 

@@ -11,9 +11,8 @@ use super::{MemoryProfile, MemorySide, MicroBatchPosition};
 use crate::engine::{MemoryByPart, MemoryPart};
 use crate::model::{Adapter, Model};
 use crate::native::cuda::DeviceStats;
-use crate::native::{Allocated, AllocationMeter};
+use crate::native::{Allocated, AllocationMeter, peak_memory, reset_peak_memory};
 use crate::plan::StepPart;
-use crate::report::memory::{peak, reset_peak};
 use crate::store::bytes_of;
 use crate::units::Bytes;
 
@@ -109,7 +108,7 @@ impl MemoryMeter {
             self.outside = self.outside_so_far();
         }
         self.now = Some(at);
-        self.was_reset = reset_peak();
+        self.was_reset = reset_peak_memory();
         self.allocations.reset_peak();
         self.before = self.allocations.of_allocator();
         self.memories.iter_mut().for_each(|memory| memory.begin(held, accumulated.0 as i64));
@@ -126,7 +125,7 @@ impl MemoryMeter {
     pub fn end(&mut self) {
         let Some(at) = self.now.take() else { return };
         self.close_span();
-        self.last_peak = peak();
+        self.last_peak = peak_memory().map(Bytes);
         let (now, comparable) = (self.allocations.of_allocator(), self.was_reset);
         for memory in &self.memories {
             let allocator = memory.side.allocator(now, self.before);
@@ -137,7 +136,7 @@ impl MemoryMeter {
                 None => self.heaviest.push(profile),
             }
         }
-        self.was_reset = reset_peak();
+        self.was_reset = reset_peak_memory();
     }
 
     /// Takes the tables of the micro-batches so far.
@@ -151,7 +150,7 @@ impl MemoryMeter {
     }
 
     fn outside_so_far(&self) -> [Option<Bytes>; 2] {
-        let now = peak().filter(|_| self.was_reset);
+        let now = peak_memory().map(Bytes).filter(|_| self.was_reset);
         let [before, since] = self.outside;
         if self.heaviest.is_empty() { [before.max(now), since] } else { [before, since.max(now)] }
     }

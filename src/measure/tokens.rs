@@ -14,7 +14,7 @@ use crate::units::Fault;
 /// Every token has the next one as its target (only the last has one where tokens are run one by one from the first target on); a sequence
 /// that is classified has a class.
 pub fn random_batch(recipe: &Recipe, config: &ModelConfig, lengths: &[usize], seed: u64) -> Result<Batch, Fault> {
-    let (positions, sequences) = (config.most_positions(), recipe.train.batch_size.sequences());
+    let (positions, sequences) = (config.computable_positions(), recipe.train.batch_size.sequences());
     if let Some(&tokens) = lengths.iter().find(|&&tokens| tokens > positions) {
         let hint = format!("ask for fewer tokens, or {}", RopeScalingRecipe::hint(tokens, positions));
         return Err(Fault::usage(format!("`--tokens {tokens}`: the model has {positions} positions"), hint));

@@ -13,8 +13,8 @@ use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE, SCORE};
 use super::peft::{ModulePatterns, PeftConfig};
 use super::random;
 use super::targets::{
-    LoraTarget, all_names, check_known, check_names, is_of_experts, is_router, listed, lora_tensor, meant, meant_parameters,
-    peft_module, peft_settings, targets,
+    LoraTarget, all_names, check_known, check_names, is_of_experts, is_router, lora_tensor, meant, meant_parameters, peft_module,
+    peft_settings, targets, with_listed_targets,
 };
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::{InitLora, LoraRecipe, ModuleSet, TrainedBias};
@@ -80,7 +80,7 @@ impl Adapter {
         copies: TrainedCopies,
         mut tensor: impl FnMut(&LoraTarget, &'static str, &[i64]) -> Result<Tensor, Fault>,
     ) -> Result<Self, Fault> {
-        let settings = listed(config, settings)?;
+        let settings = with_listed_targets(config, settings)?;
         check_settings(config, &settings, targets)?;
         let delta = |target: &LoraTarget| {
             let LoraTarget { linear, scale, .. } = target;
@@ -131,7 +131,7 @@ impl Adapter {
     pub fn check_agreement(&self, config: &ModelConfig, lora: &LoraRecipe, dir: &Path) -> Result<(), Fault> {
         let ours = &self.settings;
         // Modules are called as in the adapter's file, of which the recipe takes what it leaves out.
-        let theirs = listed(config, PeftConfig { is_inner: ours.is_inner, ..peft_settings(config, lora)? })?;
+        let theirs = with_listed_targets(config, PeftConfig { is_inner: ours.is_inner, ..peft_settings(config, lora)? })?;
         // What the file names in vain is passed over, as in PEFT; what the recipe does by itself is a mistake.
         if theirs.given != ours.given {
             let (target_modules, target_parameters) = *theirs.given.clone();

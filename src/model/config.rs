@@ -25,7 +25,7 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     pub embedding_scale: f64,
     pub logits_divisor: f64,
-    /// Positions that the file speaks of; [`Self::longest_sequence`] says what a scaled rotary embedding makes of it.
+    /// Positions that the file speaks of; [`Self::trained_positions`] says what a scaled rotary embedding makes of it.
     pub max_position_embeddings: usize,
     pub rms_norm_eps: f64,
     /// Norms multiply by 1 + their weight, where others multiply by the weight.
@@ -157,13 +157,13 @@ impl ModelConfig {
     }
 
     /// The longest sequence in tokens that the model is made for: that of the layer that reaches least far.
-    pub fn longest_sequence(&self) -> usize {
+    pub fn trained_positions(&self) -> usize {
         let reach = self.rotations().into_iter().map(|rope| rope.reach(self.max_position_embeddings)).min();
         reach.unwrap_or(self.max_position_embeddings)
     }
 
-    /// The longest sequence in tokens that the model computes: longer than [`Self::longest_sequence`] where no rotary embedding ends.
-    pub fn most_positions(&self) -> usize {
+    /// The longest sequence in tokens that the model computes: longer than [`Self::trained_positions`] where no rotary embedding ends.
+    pub fn computable_positions(&self) -> usize {
         let end = self.rotations().into_iter().map(|rope| rope.end(self.max_position_embeddings)).min();
         end.unwrap_or(self.max_position_embeddings)
     }

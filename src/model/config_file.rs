@@ -427,7 +427,7 @@ mod tests {
     fn a_scaled_rotary_embedding_reaches_further_than_the_file_says() {
         let reach = |rope: &Value| {
             let config = config(&json!({"max_position_embeddings": 4096, "rope_scaling": rope})).unwrap();
-            config.longest_sequence()
+            config.trained_positions()
         };
         assert_eq!(reach(&json!(null)), 4096);
         assert_eq!(reach(&json!({"type": "linear", "factor": 4.0})), 16384);

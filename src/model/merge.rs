@@ -129,7 +129,7 @@ impl MergedModel {
         }
         let config = match &self.config {
             Some(config) => files::to_json(config),
-            None => files::read_bytes(&self.dir.join("config.json"), FileKind::Tokenizer)?,
+            None => files::read_bytes(&self.dir.join("config.json"), FileKind::Settings)?,
         };
         files::write_atomic(&dir.join("config.json"), &config)?;
         copy_companions(&self.dir, dir)

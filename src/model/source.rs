@@ -225,7 +225,7 @@ mod tests {
     fn a_recipe_scales_as_a_file_would() {
         let of = |name: &str, words: &str| {
             let config = scaled_as(name, words).unwrap();
-            (config.rotations()[0].scaling.clone(), config.longest_sequence())
+            (config.rotations()[0].scaling.clone(), config.trained_positions())
         };
         let (linear, reach) = of("model-qwen2", "rope_type = 'linear'\nfactor = 4");
         assert_eq!((linear, reach), (RopeScaling::Linear { factor: 4.0 }, 4 * 32_768));

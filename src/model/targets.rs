@@ -182,7 +182,7 @@ pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<P
 }
 
 /// The settings with all targets as names, each once, in the order of the layer; an expression stays as it is.
-pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftConfig, Fault> {
+pub(super) fn with_listed_targets(config: &ModelConfig, settings: PeftConfig) -> Result<PeftConfig, Fault> {
     let linears = meant(config, &settings)?;
     let names: BTreeSet<&str> = linears.iter().map(|linear| &*linear.name).collect();
     let others: Vec<ModelLinear> = config.linears().into_iter().filter(|linear| !names.contains(&*linear.name)).collect();

@@ -1,9 +1,13 @@
-//! What memory of the host there is: the machine's, and what the control groups of the process allow it.
+//! What memory of the host there is: the machine's, what the control groups of the process allow it, and what the process takes. All in bytes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// So much memory, and what of it nobody needs; bytes.
+/// The peak of the times before the one that [`reset_peak_memory`] has begun.
+static BEFORE: AtomicU64 = AtomicU64::new(0);
+
+/// So much memory, and what of it nobody needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostMemory {
     pub total: u64,
@@ -62,9 +66,64 @@ fn of_group(group: &Path) -> Option<HostMemory> {
     (total < NO_LIMIT).then(|| HostMemory { total, left: total.saturating_sub(used.saturating_sub(files)) })
 }
 
+/// Begins a new time for [`peak_memory`]; returns whether the system lets us.
+pub fn reset_peak_memory() -> bool {
+    BEFORE.fetch_max(status("VmHWM:"), Ordering::Relaxed);
+    // 5 sets `VmHWM` to what is resident now.
+    fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
+/// The largest resident size since [`reset_peak_memory`], or of the process where that could not be done; `None` where it can't be read.
+pub fn peak_memory() -> Option<u64> {
+    Some(status("VmHWM:")).filter(|resident| *resident > 0)
+}
+
+/// The largest resident size of the process' whole life (Linux' `VmHWM`); zero where it can't be read.
+pub fn peak_resident() -> u64 {
+    status("VmHWM:").max(BEFORE.load(Ordering::Relaxed))
+}
+
+/// The resident size now; `None` where it can't be read.
+pub fn resident_memory() -> Option<u64> {
+    Some(status("VmRSS:")).filter(|resident| *resident > 0)
+}
+
+/// What the process can still get, within the limits of the control groups that it is in; `None` where that can't be read.
+pub fn available_memory() -> Option<u64> {
+    // Pages of files that the process has mapped count as available to the system, and are in use.
+    let mapped = resident_memory().map(|_| status("RssFile:"))?;
+    let system = machine_memory()?.left.saturating_sub(mapped);
+    Some(allowed_memory().map_or(system, |allowed| system.min(allowed.left)))
+}
+
+/// How large the process may get: what it holds and what it can still get.
+pub fn attainable_memory() -> Option<u64> {
+    Some(resident_memory()? + available_memory()?)
+}
+
+fn status(key: &str) -> u64 {
+    line_of(Path::new("/proc/self/status"), key).unwrap_or(0) * 1024
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_new_time_forgets_no_peak_of_the_life() {
+        let size = 64 << 20;
+        drop(std::hint::black_box(vec![1u8; size]));
+        let life = peak_resident();
+        assert!(life > size as u64);
+        reset_peak_memory();
+        assert!(peak_resident() >= life && peak_memory().unwrap() <= peak_resident());
+    }
+
+    #[test]
+    fn a_process_may_get_larger_than_it_is() {
+        let (own, may) = (resident_memory().unwrap(), attainable_memory().unwrap());
+        assert!(may > own && may < 1 << 50, "{may} of {own}");
+    }
 
     #[test]
     fn a_group_leaves_what_is_not_used_and_what_are_pages_of_files() {

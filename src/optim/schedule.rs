@@ -2,7 +2,7 @@
 
 use std::f64::consts::PI;
 
-use crate::recipe::{OptimizerRecipe, Schedule, Warmup};
+use crate::recipe::{LearningRateSchedule, OptimizerRecipe, Warmup};
 
 /// The learning rate of update `step` (from 0) of `total`. Warm-up ends at the peak, the cosine and the line at `min_lr_ratio` of it.
 pub fn learning_rate(recipe: &OptimizerRecipe, step: u64, total: u64) -> f64 {
@@ -17,9 +17,9 @@ pub fn learning_rate(recipe: &OptimizerRecipe, step: u64, total: u64) -> f64 {
     let progress = (step - warmup) as f64 / total.saturating_sub(warmup).max(1) as f64;
     let falls_to = |part: f64| recipe.min_lr_ratio + (1.0 - recipe.min_lr_ratio) * part;
     let factor = match recipe.schedule {
-        Schedule::Cosine => falls_to(0.5 * (1.0 + (PI * progress.min(1.0)).cos())),
-        Schedule::Linear => falls_to(1.0 - progress.min(1.0)),
-        Schedule::Constant => 1.0,
+        LearningRateSchedule::Cosine => falls_to(0.5 * (1.0 + (PI * progress.min(1.0)).cos())),
+        LearningRateSchedule::Linear => falls_to(1.0 - progress.min(1.0)),
+        LearningRateSchedule::Constant => 1.0,
     };
     recipe.learning_rate * factor
 }
@@ -37,20 +37,20 @@ mod tests {
         Recipe::parse(text.to_owned(), Path::new("recipe.toml"), &[]).unwrap().recipe.optimizer
     }
 
-    fn rate(schedule: Schedule, step: u64) -> f64 {
+    fn rate(schedule: LearningRateSchedule, step: u64) -> f64 {
         let recipe = OptimizerRecipe { learning_rate: 2.0, schedule, warmup: Warmup::Steps(4), ..usual() };
         learning_rate(&recipe, step, 12)
     }
 
     #[test]
     fn warms_up_to_the_peak_and_falls_towards_zero() {
-        assert!((rate(Schedule::Cosine, 0) - 0.5).abs() < 1e-12);
-        assert!((rate(Schedule::Cosine, 3) - 2.0).abs() < 1e-12);
-        assert!((rate(Schedule::Cosine, 4) - 2.0).abs() < 1e-12);
-        assert!((rate(Schedule::Cosine, 8) - 1.0).abs() < 1e-12);
-        assert!((rate(Schedule::Linear, 10) - 0.5).abs() < 1e-12);
-        assert!((rate(Schedule::Constant, 11) - 2.0).abs() < 1e-12);
-        assert!(rate(Schedule::Cosine, 11) > 0.0);
+        assert!((rate(LearningRateSchedule::Cosine, 0) - 0.5).abs() < 1e-12);
+        assert!((rate(LearningRateSchedule::Cosine, 3) - 2.0).abs() < 1e-12);
+        assert!((rate(LearningRateSchedule::Cosine, 4) - 2.0).abs() < 1e-12);
+        assert!((rate(LearningRateSchedule::Cosine, 8) - 1.0).abs() < 1e-12);
+        assert!((rate(LearningRateSchedule::Linear, 10) - 0.5).abs() < 1e-12);
+        assert!((rate(LearningRateSchedule::Constant, 11) - 2.0).abs() < 1e-12);
+        assert!(rate(LearningRateSchedule::Cosine, 11) > 0.0);
         let longer = OptimizerRecipe { learning_rate: 2.0, warmup: Warmup::Steps(99), ..usual() };
         assert!((learning_rate(&longer, 11, 12) - 2.0).abs() < 1e-12);
     }
@@ -58,7 +58,9 @@ mod tests {
     #[test]
     fn a_schedule_may_end_above_zero() {
         let least = OptimizerRecipe { learning_rate: 2.0, min_lr_ratio: 0.1, warmup: Warmup::Steps(0), ..usual() };
-        for (schedule, expected) in [(Schedule::Cosine, 1.1), (Schedule::Linear, 1.1), (Schedule::Constant, 2.0)] {
+        for (schedule, expected) in
+            [(LearningRateSchedule::Cosine, 1.1), (LearningRateSchedule::Linear, 1.1), (LearningRateSchedule::Constant, 2.0)]
+        {
             assert!((learning_rate(&OptimizerRecipe { schedule, ..least.clone() }, 6, 12) - expected).abs() < 1e-12);
         }
         assert!((learning_rate(&least, 12, 12) - 0.2).abs() < 1e-12);

@@ -7,10 +7,9 @@ use crate::data::{Batch, Sequence, Targets};
 use crate::engine::{Engine, MicroBatchContext, NoObserver, Settings};
 use crate::head::Head;
 use crate::model::{Adapter, Model, ModelConfig, kind_of};
-use crate::native::give_free_memory_back;
+use crate::native::{give_free_memory_back, resident_memory};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::{Dtype, LossMean, Recipe};
-use crate::report::memory::resident;
 use crate::units::Bytes;
 
 /// The resident size of a process that has computed, but holds no tensors to speak of.
@@ -84,5 +83,5 @@ fn rehearse([hidden, inner]: [usize; 2], dtype: Dtype, device: Device) -> Option
 /// What is resident, without free memory that the allocator keeps.
 pub(super) fn resident_now() -> u64 {
     give_free_memory_back();
-    resident().map_or(0, |resident| resident.0)
+    resident_memory().unwrap_or(0)
 }

@@ -29,7 +29,8 @@ pub struct Planner<'a> {
 pub struct Alternative {
     /// The tiling; nothing in it is open.
     pub grad: GradRecipe,
-    pub cells: (usize, usize),
+    pub num_bands: usize,
+    pub num_columns: usize,
     /// Cells whose graphs are kept.
     pub kept: usize,
     pub forecast: Forecast,
@@ -66,7 +67,7 @@ impl Alternative {
 
     /// Larger cells first, then fewer operations, then less memory.
     fn compare_sizes(&self, other: &Self) -> Ordering {
-        let cells = |a: &Self| (Reverse(a.grad.layers_per_cell), a.cells);
+        let cells = |a: &Self| (Reverse(a.grad.layers_per_cell), a.num_bands, a.num_columns);
         let by_operations = || self.operations.total_cmp(&other.operations);
         cells(self)
             .cmp(&cells(other))
@@ -188,13 +189,12 @@ impl Planner<'_> {
     /// than `enough` operations.
     fn with_graphs(&self, mut most: Alternative, keep_graph: KeepGraph, enough: f64) -> Result<Alternative, Fault> {
         let is_closed = keep_graph != KeepGraph::Auto || self.recipe.train.offload == Offload::Weights;
-        let has_cells = most.cells.0 > 0;
-        if is_closed || !has_cells || most.kept > 0 || !most.fits {
+        if is_closed || most.num_bands == 0 || most.kept > 0 || !most.fits {
             return Ok(most);
         }
         let none = most.clone();
         // The columns of the top band, then whole bands; not all.
-        let (bands, columns) = most.cells;
+        let (bands, columns) = (most.num_bands, most.num_columns);
         let cells = |index: usize| if index <= columns { index } else { (index - columns + 1) * columns };
         let (mut fitting, mut too_many) = (0, columns + bands - 1);
         while fitting + 1 < too_many {
@@ -246,10 +246,12 @@ impl Planner<'_> {
         let with_margin = |bytes: Bytes| bytes.0 as f64 * (1.0 + MARGIN as f64 / 100.0);
         let within = |bytes: Bytes, limit: Option<Bytes>| limit.is_none_or(|limit| with_margin(bytes) <= limit.0 as f64);
         let limits = self.machine.limits;
-        let schedule = Schedule::new(&settings, &plan, self.trained.first_layer);
+        let schedule = Schedule::new(&settings, &plan, self.trained.first_layer, spec.layers_wait());
+        let (num_bands, num_columns) = schedule.size();
         let operations = Flops::by_part(&spec, &plan, self.batch.num_tokens(), self.batch.num_targets());
         Ok(Alternative {
-            cells: schedule.size(),
+            num_bands,
+            num_columns,
             kept: schedule.num_kept(),
             device,
             host,
@@ -320,11 +322,11 @@ impl Planner<'_> {
         }
         if fits > 0 {
             return format!(
-                "with every key of `[grad]` that can be `\"auto\"` sequences of up to {fits} tokens would, or a smaller \
+                "set every key of `[grad]` that allows it to `\"auto\"`: then sequences of up to {fits} tokens fit; or lower \
                  `kv_cache.cache_length` or `train.micro_batch_size`"
             );
         }
-        "no sequence would: the model and what is trained need all of it; use a smaller model, `model.dtype = \"bf16\"`, `model.quantize` or more memory".to_owned()
+        "no sequence would fit: the model and what is trained need all of it; use a smaller model, `model.dtype = \"bf16\"`, `model.quantize` or more memory".to_owned()
     }
 }
 

@@ -50,7 +50,7 @@ impl Flops {
 /// is run once, and the optimiser multiplies no matrices.
 fn parts(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -> [Flops; 6] {
     let config = spec.config;
-    let schedule = Schedule::new(spec.settings, plan, spec.trained.first_layer);
+    let schedule = Schedule::new(spec.settings, plan, spec.trained.first_layer, spec.layers_wait());
     let [mut forward, mut head, mut replay, mut recompute, mut backward] = [Flops::default(); 5];
     for (layer, slots) in spec.settings.slots(plan).into_iter().enumerate() {
         let linear = projections(spec, layer, |_| true);

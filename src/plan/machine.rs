@@ -4,9 +4,8 @@ use tch::Device;
 
 use super::ProcessBaseline;
 use super::baseline::resident_now;
-use crate::native::cuda;
+use crate::native::{attainable_memory, cuda};
 use crate::recipe::Dtype;
-use crate::report::memory::attainable;
 use crate::units::Bytes;
 
 /// What a step may take at most; `None` where nobody knows.
@@ -43,7 +42,7 @@ impl Machine {
         let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
         let on_device = if let Device::Cuda(index) = device { cuda::free_device_memory(index) } else { None };
         // Of the host's memory as much as the process may get; where files would be is not known here.
-        let limits = Limits { device: on_device.map(Bytes), host: attainable(), files: None };
+        let limits = Limits { device: on_device.map(Bytes), host: attainable_memory().map(Bytes), files: None };
         Self { device, threads, baseline, limits, ranks: 1, rate: None, processes: 1 }
     }
 

@@ -47,7 +47,7 @@ pub(super) struct StepMemory<'a> {
 impl<'a> StepMemory<'a> {
     /// `targets` are the positions with a target, by column of `plan`.
     pub(super) fn new(spec: &'a StepSpec<'a>, plan: &ChunkPlan, targets: &[usize]) -> Self {
-        let schedule = Schedule::new(spec.settings, plan, spec.trained.first_layer);
+        let schedule = Schedule::new(spec.settings, plan, spec.trained.first_layer, spec.layers_wait());
         let columns = columns(spec, plan, targets);
         let mut memory = Self {
             spec,

@@ -123,7 +123,7 @@ impl<'a> StepSpec<'a> {
     }
 
     /// Whether the layers' weights wait in another memory.
-    pub(super) fn layers_wait(&self) -> bool {
+    pub fn layers_wait(&self) -> bool {
         self.recipe.train.offload == Offload::Weights && copies_are_async(self.device)
     }
 

@@ -139,3 +139,10 @@ impl Serialize for TemplateDate {
         serializer.collect_str(&self.0.format(DATE_AND_TIME))
     }
 }
+
+impl TrainOn {
+    /// Whether it names messages of an assistant.
+    pub fn is_of_messages(self) -> bool {
+        matches!(self, Self::Assistant | Self::Last)
+    }
+}

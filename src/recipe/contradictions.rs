@@ -1,15 +1,19 @@
 //! What the values of a recipe come to together: what contradicts itself, or would go unheard, is refused.
 
-use super::chat::TrainOn;
+use super::chat::{Boundary, TrainOn};
 use super::data::{DataRecipe, HeadRecipe, OnTooLong};
+use super::diagnose::one_of;
 use super::eval::BestMetric;
+use super::format::{DataFormat, KNOWN_FORMATS};
 use super::grad::{AttentionOutputs, StoreForm};
 use super::kv_cache::{CacheRecipe, Storage};
 use super::model::InitLora;
 use super::plan::Recipe;
 use super::refusals::Refusals;
-use super::training::{Offload, OptimizerName, OptimizerRecipe, Schedule};
+use super::table::RecipeTable;
+use super::training::{LearningRateSchedule, Offload, OptimizerName, OptimizerRecipe};
 use super::tree::Document;
+use crate::units::{Fault, quoted};
 
 pub(super) fn refuse_contradictions(recipe: &Recipe, document: &Document, refusals: &mut Refusals) {
     let mut found = Contradictions { document, refusals };
@@ -200,9 +204,52 @@ impl Contradictions<'_> {
             let message = "`optimizer.dampening` needs a momentum that does not look ahead";
             let hint = "set `optimizer.momentum`, leave out `optimizer.nesterov`";
             self.refuse(&["optimizer"], "optimizer.dampening", message, hint);
-        } else if recipe.min_lr_ratio > 0.0 && recipe.schedule == Schedule::Constant {
+        } else if recipe.min_lr_ratio > 0.0 && recipe.schedule == LearningRateSchedule::Constant {
             let message = "`optimizer.min_lr_ratio` is set, and a `constant` schedule never falls";
             self.refuse(&["optimizer"], "optimizer.min_lr_ratio", message, "leave it out, or choose `schedule = \"cosine\"`");
         }
+    }
+}
+
+impl DataRecipe {
+    /// The format that is written, once it is known which there are.
+    pub(super) fn known_format(&self) -> Option<&'static DataFormat> {
+        KNOWN_FORMATS.get()?.iter().copied().find(|format| self.format.as_deref() == Some(format.name))
+    }
+
+    /// The first key that rows of a format contradict, or that goes unheard beside them, and the error.
+    pub fn contradiction(&self, format: &DataFormat) -> Option<(String, Fault)> {
+        let refuse = |key: &str, message: String, hint: &str| Some((key.to_owned(), Fault::usage(message, hint)));
+        let (train_on, name) = (self.chat.train_on, format.name);
+        let targets = [("data.train_on_prompt", self.train_on_prompt), ("data.train_on", train_on.is_some())];
+        if let Some((key, _)) = targets.into_iter().find(|(_, is_set)| *is_set && !format.has_texts) {
+            let message = format!("`{key}` says nothing where `data.format` is `{name}`: the sequences bring their labels");
+            return refuse(key, message, "leave it out, and label the tokens in the file");
+        }
+        if format.is_chat() && train_on == Some(TrainOn::Completion) {
+            let message = format!("`data.train_on = \"completion\"` means what follows a prompt, and `{name}` has none");
+            return refuse("data.train_on", message, "write `assistant`, `last` or `all`");
+        }
+        if let Some(train_on) = train_on.filter(|&train_on| !format.has_messages && train_on.is_of_messages()) {
+            let message = format!("`data.train_on = \"{train_on}\"` means what an assistant says, and `{name}` has no messages");
+            return refuse("data.train_on", message, "leave it out, or write `all`");
+        }
+        if self.chat.boundary == Boundary::Joined && !format.has_prompt {
+            let message = format!("`data.boundary` says nothing where `data.format` is `{name}`: there is no prompt as text");
+            return refuse("data.boundary", message, "leave it out");
+        }
+        if let Some(other) = self.columns.keys().find(|column| !format.fields().any(|field| field == *column)) {
+            let message = format!("`data.columns` names the field `{}`, which `{name}` does not have", quoted(other));
+            let (known, first) = (one_of(format.fields()), format.fields().next().unwrap_or_default());
+            let hint = format!("choose {known}, with its column behind it, as in `columns = {{ {first} = \"NAME\" }}`");
+            return refuse("data.columns", message, &hint);
+        }
+        let (written, defaults) = (self.entries(), Self::default().entries());
+        let owns = |format: &DataFormat, key: &String| format.keys.contains(&key.as_str());
+        let owner = |key| KNOWN_FORMATS.get()?.iter().find(|other| owns(other, key) && !owns(format, key));
+        let mut set = written.iter().filter(|entry| !defaults.contains(entry));
+        let (key, owner) = set.find_map(|(key, _)| Some((format!("data.{key}"), owner(key)?.name)))?;
+        let message = format!("`{key}` says nothing where `data.format` is not `{owner}`");
+        refuse(&key, message, &format!("leave it out, or write `format = \"{owner}\"`"))
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use super::chat::ChatRecipe;
 pub use super::data_paths::DataPaths;
 use super::distill::DistillRecipe;
-use super::format::DataFormat;
+use super::format::{DataFormat, HelmetFamily};
 use super::table::{either, table};
 use super::value::{COUNT, KeyRule, PART};
 use super::words::words;
@@ -129,39 +129,6 @@ words! {
         KeysValues = "keys-values",
         /// That of lm-evaluation-harness: ends in `Answer:`, and the reply is the letter.
         LmEval = "lm-eval",
-    }
-}
-
-words! {
-    /// The kinds of HELMET's rows.
-    pub enum HelmetFamily {
-        /// Questions with passages, of which some answer them.
-        Kilt = "kilt",
-        /// A value by its key.
-        JsonKv = "json_kv",
-        /// Passages that are to be ranked.
-        Msmarco = "msmarco",
-        /// RULER's needles in HELMET's wording.
-        Niah = "niah",
-        /// Labels learned from many examples.
-        Icl = "icl",
-        /// Questions on stories. HELMET has them judged by a model.
-        NarrativeQa = "narrativeqa",
-        /// Questions on books without choices.
-        InfbenchQa = "infbench_qa",
-        /// Questions on books with four choices.
-        InfbenchChoice = "infbench_choice",
-        /// Summaries of books. HELMET has them judged by a model.
-        InfbenchSum = "infbench_sum",
-        /// Summaries of lawsuits. HELMET has them judged by a model.
-        MultiLexsum = "multi_lexsum",
-    }
-}
-
-impl HelmetFamily {
-    /// Whether its prompts are messages of the user where the model has a chat template.
-    pub fn is_message(self) -> bool {
-        matches!(self, Self::NarrativeQa | Self::InfbenchQa | Self::InfbenchChoice | Self::InfbenchSum | Self::MultiLexsum)
     }
 }
 

@@ -165,7 +165,7 @@ fn edits(a: &[char], b: &[char]) -> usize {
 }
 
 /// `` `a`, `b` or `c` ``.
-pub(super) fn listed<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+pub(super) fn one_of<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     let quoted: Vec<String> = words.into_iter().map(|word| format!("`{word}`")).collect();
     match quoted.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
@@ -177,7 +177,7 @@ pub(super) fn listed<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
 pub(super) fn suggest(written: &str, known: &[&str]) -> String {
     match nearest(written, known.iter().copied()) {
         Some(word) => format!("did you mean `{word}`?"),
-        None => format!("choose {}", listed(known.iter().copied())),
+        None => format!("choose {}", one_of(known.iter().copied())),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Keys of other programs whose meaning depends on their value: each is read as a key of kvtune's, left out with a note, or refused with the
 //! way out.
 
-use super::diagnose::{Checked, listed};
+use super::diagnose::{Checked, one_of};
 use super::overrides::move_to;
 use super::plan::TABLES;
 use super::refusals::Refusals;
@@ -104,7 +104,7 @@ fn read(document: &mut Document, key: &str, entry: KeyValue, name: &str) -> Chec
             Err(document.source.reject(entry.spot, format!("`{key}` is not supported: {why}"), *hint))
         }
         None => {
-            let hint = format!("choose {}", listed(values.map(|(_, value, _)| *value)));
+            let hint = format!("choose {}", one_of(values.map(|(_, value, _)| *value)));
             Err(document.source.reject(entry.node.spot, format!("unknown value `{written}` for `{key}`"), hint))
         }
     }

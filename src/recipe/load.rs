@@ -6,7 +6,7 @@ use std::path::Path;
 use super::diagnose::of_file;
 use super::refusals::Refusals;
 use super::tree::{Document, RecipeSource};
-use super::{Recipe, Weights, alias, kv_cache, overrides, resolve, sets_by_name, suggest};
+use super::{Recipe, TrainedWeights, alias, kv_cache, overrides, resolve, sets_by_name, suggest};
 use crate::files::{self, FileKind};
 use crate::units::{Fault, FaultKind};
 
@@ -24,7 +24,7 @@ impl Recipe {
     }
 
     /// Loads a recipe to train `weights`, as if it said so; one that says otherwise is refused.
-    pub fn load_to_train(path: &Path, overrides: &[String], weights: Weights) -> Result<Resolved, Fault> {
+    pub fn load_to_train(path: &Path, overrides: &[String], weights: TrainedWeights) -> Result<Resolved, Fault> {
         Self::resolve(Self::read(path)?, path, overrides, Some(weights))
     }
 
@@ -52,7 +52,7 @@ impl Recipe {
         Self::parse(text, Path::new("command line"), overrides)
     }
 
-    fn resolve(text: String, path: &Path, overrides: &[String], weights: Option<Weights>) -> Result<Resolved, Fault> {
+    fn resolve(text: String, path: &Path, overrides: &[String], weights: Option<TrainedWeights>) -> Result<Resolved, Fault> {
         let (path, overrides, suggest_key) = (path.to_owned(), overrides.to_vec(), suggest::suggest_key);
         let source = RecipeSource { path, text, overrides, suggest_key };
         let (mut document, mut refusals) = (Document::parse(source)?, Refusals::default());

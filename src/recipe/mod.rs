@@ -41,7 +41,7 @@ pub use chat::{Boundary, ChatRecipe, TemplateChoice, TemplateDate, TrainOn};
 pub use data::*;
 pub use distill::DistillRecipe;
 pub use eval::{BestMetric, EvalRecipe, GenerateRecipe, MetricMode};
-pub use format::{DataFormat, know_formats};
+pub use format::{DataFormat, HelmetFamily, know_formats};
 pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
 pub use kv_cache::{BufferKind, CacheLength, CacheRecipe, Chunking, Pyramid, Storage, full_cache_chunk_size};
 pub use load::Resolved;

@@ -113,8 +113,8 @@ impl PolicyRecipe {
     }
 }
 
-/// Which policies there are is known elsewhere, so that the name is checked here only where [`check_policies_by`] has said by whom. A recipe that names none still lends its source to
-/// the errors about the default.
+/// Which policies there are is known elsewhere. The name is checked here only once [`check_policies_by`] has registered a check. A recipe that
+/// names none still lends its source to the errors about the default.
 impl RecipeField for PolicyRecipe {
     fn keys(key: RecipeKey, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         let check = |document: &Document, name: &str, _: &RecipeKey| {

@@ -8,7 +8,7 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-use super::diagnose::{Checked, listed, suggest};
+use super::diagnose::{Checked, one_of, suggest};
 use super::tree::{Document, KeyValue, Node, NodeValue, RecipeSource, Spot};
 use crate::units::{Fault, abridged, quoted};
 
@@ -107,7 +107,7 @@ impl ReadError {
                 (format!("unknown value `{}` for `{path}`", quoted(&word)), suggest(&word, &known))
             }
             ReadProblem::UnknownWord { word: None, known } => {
-                let words = listed(known);
+                let words = one_of(known);
                 (format!("`{path}` must be {words}, found {found}"), format!("write {words}"))
             }
             ReadProblem::WrongType { expected } => {

@@ -14,12 +14,12 @@ use super::plan::{Recipe, TABLES};
 use super::read::AUTO;
 use super::refusals::Refusals;
 use super::table::{RecipeKey, RecipeTable, dotted, table_of};
-use super::training::{CheckpointRecipe, LogRecipe, OptimizerRecipe, ReportRecipe, TopOfFile, TrainRecipe, Weights};
+use super::training::{CheckpointRecipe, LogRecipe, OptimizerRecipe, ReportRecipe, TopOfFile, TrainRecipe, TrainedWeights};
 use super::tree::{Document, Node, Spot};
 
 /// Checks a document whose spellings are kvtune's own. `asked` is what the command trains, if it says so. What is refused stands in
 /// `refusals`, and a default in its place.
-pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals: &mut Refusals) -> Checked<Recipe> {
+pub(super) fn resolve(document: &mut Document, asked: Option<TrainedWeights>, refusals: &mut Refusals) -> Checked<Recipe> {
     for (one, other, why) in EXCLUSIVE {
         refusals.catch(&[], prefer_override(document, one, other, why));
     }
@@ -42,8 +42,9 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
     });
     let model = ModelRecipe::read(document)?.located(document);
     let mut train = TrainRecipe::read(document)?;
-    train.weights = refusals.weigh(&["train"], weights(document, train.weights, asked)).unwrap_or(Weights::Adapter);
-    let lora = (train.weights == Weights::Adapter).then(|| LoraRecipe::of(document, model.adapter.as_deref())).transpose()?;
+    train.weights = refusals.weigh(&["train"], weights(document, train.weights, asked)).unwrap_or(TrainedWeights::Adapter);
+    let lora =
+        (train.weights == TrainedWeights::Adapter).then(|| LoraRecipe::of(document, model.adapter.as_deref())).transpose()?;
     let recipe = Recipe {
         kv_cache: cache(document)?,
         grad: GradRecipe { open, ..GradRecipe::read(document)? },
@@ -195,7 +196,7 @@ fn head(document: &Document, table: HeadTable, data: &DataRecipe) -> Checked<Hea
 }
 
 /// Which weights are trained: as the recipe has it `written`, else as the command has `asked`.
-fn weights(document: &Document, written: Weights, asked: Option<Weights>) -> Checked<Weights> {
+fn weights(document: &Document, written: TrainedWeights, asked: Option<TrainedWeights>) -> Checked<TrainedWeights> {
     let key = "train.weights";
     let weights = if document.has(key) { written } else { asked.unwrap_or(written) };
     if let Some(asked) = asked.filter(|&asked| asked != weights) {
@@ -205,7 +206,7 @@ fn weights(document: &Document, written: Weights, asked: Option<Weights>) -> Che
         return document.refuse(key, message, hint);
     }
     for (key, shown) in [("lora", "`[lora]`"), ("model.adapter", "`model.adapter`")] {
-        if weights == Weights::All && document.has(key) {
+        if weights == TrainedWeights::All && document.has(key) {
             let message = format!("{shown} says nothing where all weights are trained: there is no adapter");
             return document.refuse(key, message, "remove it, or train the adapter with `kvtune finetune-lora`");
         }

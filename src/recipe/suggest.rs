@@ -1,6 +1,6 @@
 //! The way out of a key that does not exist: the one that was probably meant.
 
-use super::diagnose::{listed, nearest};
+use super::diagnose::{nearest, one_of};
 use super::plan::{TABLES, keys};
 use super::table::{RecipeKey, dotted};
 
@@ -85,7 +85,7 @@ pub(super) fn suggest_key(table: &str, written: &str, known: &[&str]) -> String 
     let elsewhere = TABLES.iter().filter(|(table, _)| !table.is_empty()).find_map(near);
     elsewhere.unwrap_or_else(|| match known {
         [] => "it has no keys: leave it out".to_owned(),
-        _ => format!("choose {}", listed(known.iter().copied())),
+        _ => format!("choose {}", one_of(known.iter().copied())),
     })
 }
 
@@ -103,7 +103,7 @@ fn where_it_belongs(written: &str) -> Option<String> {
         [] => None,
         ref several => {
             let names: Vec<String> = several.iter().map(|(table, key)| dotted(table, &key.name)).collect();
-            Some(format!("did you mean {}?", listed(names.iter().map(String::as_str))))
+            Some(format!("did you mean {}?", one_of(names.iter().map(String::as_str))))
         }
     }
 }

@@ -74,7 +74,7 @@ table! {
         pub max_loss: Option<f64> = None,
         /// What is trained. `all` excludes `[lora]` and `model.adapter`.
         #[default("by the command")]
-        pub weights: Weights = Weights::Adapter,
+        pub weights: TrainedWeights = TrainedWeights::Adapter,
     }
 }
 
@@ -119,7 +119,7 @@ words! {
 }
 
 words! {
-    pub enum Weights {
+    pub enum TrainedWeights {
         Adapter = "adapter",
         All = "all",
     }
@@ -184,7 +184,7 @@ table! {
             "optimizer.scheduler", "optimizer.lr_scheduler", "optimizer.lr_scheduler_type", "scheduler.name", "lr_scheduler",
             "lr_scheduler_type",
         )]
-        pub schedule: Schedule = Schedule::Cosine,
+        pub schedule: LearningRateSchedule = LearningRateSchedule::Cosine,
         /// The learning rate at the end of a `cosine` or `linear` schedule, as a part of the peak.
         #[also("optimizer.min_lr_rate", "optimizer.min_lr_factor", "train.min_lr_ratio", "min_lr_ratio", "cosine_min_lr_ratio")]
         #[rule(PART)]
@@ -234,7 +234,7 @@ words! {
 }
 
 words! {
-    pub enum Schedule {
+    pub enum LearningRateSchedule {
         Cosine = "cosine",
         Linear = "linear",
         Constant = "constant" | "constant_with_warmup",

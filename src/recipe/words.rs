@@ -31,7 +31,7 @@ macro_rules! words {
             const WORDS: super::value::Spellings = &[$(($word, &[$($other),*])),+];
 
             fn takes(_: Option<&str>) -> String {
-                super::diagnose::listed(Self::ALL.iter().map(|word| word.name()))
+                super::diagnose::one_of(Self::ALL.iter().map(|word| word.name()))
             }
         }
     };

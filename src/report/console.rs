@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::table::Table;
 use crate::native::{locked, terminal_width};
-use crate::units::{Exit, Fault, printable};
+use crate::units::{Bytes, Exit, Fault, printable};
 
 /// Whether nothing is said but errors.
 static MUTE: AtomicBool = AtomicBool::new(false);
@@ -133,6 +133,15 @@ fn coloured(text: &str) -> String {
         None => line.to_owned(),
     };
     text.split('\n').map(line).collect::<Vec<_>>().join("\n")
+}
+
+pub fn planned_and_measured(planned: Bytes, measured: Bytes) -> String {
+    let error = 100.0 * (planned.0 as f64 / measured.0.max(1) as f64 - 1.0);
+    format!("peak memory of the process: planned {planned}, measured {measured} ({error:+.1} %)")
+}
+
+pub fn not_pinned(why: &str) -> String {
+    format!("memory of the host is not pinned, so that copies to and from the device keep it waiting: {why}")
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Everything that a person reads: console, tables, progress, metrics, event files, summary.
 
 pub mod console;
-pub mod memory;
 pub mod metrics;
 pub mod program;
 pub mod progress;

@@ -26,7 +26,7 @@ pub(super) const PLACES: usize = 4;
 
 pub(super) struct AppState {
     /// What is given up with a request has it, and nothing else of the server: its queue ends when nobody can ask any more.
-    pub(super) reader: Arc<PromptEncoder>,
+    pub(super) encoder: Arc<PromptEncoder>,
     pub(super) rules: GenerationRules,
     pub(super) options: Arc<ServeOptions>,
     pub(super) prompts: PromptLimits,
@@ -80,11 +80,11 @@ impl AppState {
         }
         let place = Arc::clone(&self.places).acquire_owned();
         let place = self.in_time(async { place.await.map_err(|error| unavailable(error.to_string())) }).await?;
-        let reader = Arc::clone(&self.reader);
+        let encoder = Arc::clone(&self.encoder);
         let work = move || {
             // What was read is free before others read as much.
             let (_place, _permit) = (place, permit);
-            work(&reader)
+            work(&encoder)
         };
         tokio::task::spawn_blocking(|| apart(work)).await.map_err(failed)?.map_err(beyond)?
     }

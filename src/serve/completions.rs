@@ -16,7 +16,7 @@ use super::tokens::PromptEncoder;
 use crate::generation::{Finish, LikelihoodsOf, TokenLikelihood, WholeText};
 
 /// New tokens where nobody says how many, as OpenAI has it.
-const MAX_TOKENS: usize = 16;
+const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// Prompts as texts or tokens, continued; with `echo` and `logprobs`, the likelihoods that harnesses read.
 pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
@@ -31,13 +31,13 @@ pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Re
     let tells_usage = fields.tells_usage()?;
     let scores_alone = echo && fields.wants_no_tokens();
     if streams && (echo || count.is_some() || of_prompt.is_some()) {
-        return Err(ApiError::field("stream", "`stream` goes neither with `echo` nor with `logprobs`"));
+        return Err(ApiError::field("stream", "`stream` goes with none of `echo`, `logprobs` and `prompt_logprobs`"));
     }
     let mut rules = fields.rules(&served.rules)?;
-    rules.usual_new_tokens = Some(MAX_TOKENS);
-    let read = move |reader: &PromptEncoder| {
-        let prompts = reader.prompts(&prompt, adds_special)?;
-        Ok((echo.then(|| reader.echoed(&prompt, &prompts)), prompts))
+    rules.usual_new_tokens = Some(DEFAULT_MAX_TOKENS);
+    let read = move |encoder: &PromptEncoder| {
+        let prompts = encoder.prompts(&prompt, adds_special)?;
+        Ok((echo.then(|| encoder.echoed(&prompt, &prompts)), prompts))
     };
     let (echoed, prompts) = served.apart(Some(permit), read).await?;
     let likelihoods = LikelihoodsOf { new_tokens: count, prompt: of_prompt.max(count.filter(|_| echo)) };
@@ -53,14 +53,14 @@ pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Re
         new.for_each(|text| *text = WholeText { reason: Some(Finish::Length), evicted: text.evicted, ..WholeText::default() });
     }
     let work =
-        move |reader: &PromptEncoder| Ok((choices(reader, &prompts, &all, echoed.as_deref(), count, of_prompt), prompts, all));
+        move |encoder: &PromptEncoder| Ok((choices(encoder, &prompts, &all, echoed.as_deref(), count, of_prompt), prompts, all));
     let (choices, prompts, all) = served.apart(None, work).await?;
     Ok(Json(head.whole(&choices, &prompts, &all, &served.options.cache)).into_response())
 }
 
 /// One for each text of each prompt; `count` and `of_prompt` are of the likelihoods that are asked for.
 fn choices(
-    reader: &PromptEncoder,
+    encoder: &PromptEncoder,
     prompts: &[Vec<u32>],
     all: &[PromptTexts],
     echoed: Option<&[String]>,
@@ -69,18 +69,18 @@ fn choices(
 ) -> Vec<Value> {
     let mut choices = Vec::new();
     for (index, (ids, texts)) in prompts.iter().zip(all).enumerate() {
-        let echoed = echoed.map(|all| &all[index][..]);
+        let (echoed, prompt_ids) = echoed.map_or(("", &[][..]), |all| (&all[index][..], &ids[..]));
         for text in &texts.texts {
-            let written = format!("{}{}", echoed.unwrap_or_default(), text.text);
+            let written = format!("{echoed}{}", text.text);
             let mut choice = json!({
                 "index": choices.len(), "text": written, "token_ids": text.ids,
                 "finish_reason": text.reason.map(Finish::name), "logprobs": null,
             });
             if let Some(count) = count {
-                choice["logprobs"] = likelihoods_of(reader, echoed.map(|_| (&ids[..], texts)), text, &written, count);
+                choice["logprobs"] = likelihoods_of(encoder, prompt_ids, &texts.likelihoods, text, &written, count);
             }
             if let Some(count) = of_prompt {
-                choice["prompt_logprobs"] = of_prompt_tokens(reader, texts, count);
+                choice["prompt_logprobs"] = of_prompt_tokens(encoder, texts, count);
             }
             choices.push(choice);
         }
@@ -89,20 +89,21 @@ fn choices(
 }
 
 /// `prompt_logprobs` of a choice, as vLLM has it: by the ids of the tokens; the first token of the prompt has none.
-fn of_prompt_tokens(reader: &PromptEncoder, texts: &PromptTexts, count: usize) -> Value {
+fn of_prompt_tokens(encoder: &PromptEncoder, texts: &PromptTexts, count: usize) -> Value {
     let one = |likelihood: &TokenLikelihood| {
         let own = (likelihood.id, likelihood.log_probability);
         let all = likelihood.most_likely.iter().take(count).copied().chain([own]);
-        let entry = |(id, value): (u32, f32)| (id.to_string(), json!({ "logprob": value, "decoded_token": reader.token(id) }));
+        let entry = |(id, value): (u32, f32)| (id.to_string(), json!({ "logprob": value, "decoded_token": encoder.token(id) }));
         Value::Object(all.map(entry).collect())
     };
     std::iter::once(Value::Null).chain(texts.likelihoods.iter().map(one)).collect()
 }
 
-/// `logprobs` of a choice, whose text is `written`: with `echo`, an entry for each token of the prompt, of which the first has no likelihood.
+/// `logprobs` of a choice, whose text is `written`: an entry for each token of `prompt_ids`, of which the first has no likelihood.
 fn likelihoods_of(
-    reader: &PromptEncoder,
-    echoed: Option<(&[u32], &PromptTexts)>,
+    encoder: &PromptEncoder,
+    prompt_ids: &[u32],
+    prompt_likelihoods: &[TokenLikelihood],
     text: &WholeText,
     written: &str,
     count: usize,
@@ -111,9 +112,9 @@ fn likelihoods_of(
     // The bytes of a character whose others follow.
     let (mut offset, mut open, mut rest) = (0, Vec::new(), written.chars());
     let mut add = |id: u32, likelihood: Option<&TokenLikelihood>| {
-        let (token, before) = (reader.token(id), offset);
-        let mut bytes = reader.bytes(id).unwrap_or_else(|| token.clone().into_bytes());
-        if !rest.as_str().starts_with(&token) && reader.is_left_out(id) {
+        let (token, before) = (encoder.token(id), offset);
+        let mut bytes = encoder.bytes(id).unwrap_or_else(|| token.clone().into_bytes());
+        if !rest.as_str().starts_with(&token) && encoder.is_left_out(id) {
             bytes.clear();
         } else if offset == 0 && bytes.first() == Some(&b' ') && !written.starts_with(' ') {
             // Some decoders take the first space away.
@@ -133,12 +134,10 @@ fn likelihoods_of(
         rest.by_ref().take(offset - before).for_each(drop);
         tokens.push(token);
         values.push(likelihood.map(|own| own.log_probability));
-        most_likely.push(likelihood.map(|own| Value::Object(reader.most_likely(own, count))));
+        most_likely.push(likelihood.map(|own| Value::Object(encoder.most_likely(own, count))));
     };
-    if let Some((ids, texts)) = echoed {
-        let likelihoods = std::iter::once(None).chain(texts.likelihoods.iter().map(Some));
-        ids.iter().zip(likelihoods).for_each(|(&id, likelihood)| add(id, likelihood));
-    }
+    let likelihoods = std::iter::once(None).chain(prompt_likelihoods.iter().map(Some));
+    prompt_ids.iter().zip(likelihoods).for_each(|(&id, likelihood)| add(id, likelihood));
     text.likelihoods.iter().for_each(|likelihood| add(likelihood.id, Some(likelihood)));
     json!({ "tokens": tokens, "token_logprobs": values, "top_logprobs": most_likely, "text_offset": offsets })
 }
@@ -148,8 +147,8 @@ pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, reques
     let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
     let (mut fields, prompt) = served
-        .apart(Some(permit), move |reader| {
-            let prompt = reader.conversation(&mut fields)?;
+        .apart(Some(permit), move |encoder| {
+            let prompt = encoder.conversation(&mut fields)?;
             Ok((fields, prompt))
         })
         .await?;
@@ -175,16 +174,16 @@ pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, reques
         return Ok(stream(&served, head, answers, tells_usage.then(|| prompts[0].len())));
     }
     let all = served.in_time(gather(answers)).await?;
-    let work = move |reader: &PromptEncoder| Ok((chat_choices(reader, &all[0].texts, new_tokens), all));
+    let work = move |encoder: &PromptEncoder| Ok((chat_choices(encoder, &all[0].texts, new_tokens), all));
     let (choices, all) = served.apart(None, work).await?;
     Ok(Json(head.whole(&choices, &prompts, &all, &served.options.cache)).into_response())
 }
 
 /// One for each text; with likelihoods, where a client asks for them, and so many of the most likely tokens.
-fn chat_choices(reader: &PromptEncoder, texts: &[WholeText], likelihoods: Option<usize>) -> Vec<Value> {
+fn chat_choices(encoder: &PromptEncoder, texts: &[WholeText], likelihoods: Option<usize>) -> Vec<Value> {
     let choice = |(index, text): (usize, &WholeText)| {
         let told = likelihoods.map(|count| {
-            let content: Vec<Value> = text.likelihoods.iter().map(|own| of_token(reader, own, count)).collect();
+            let content: Vec<Value> = text.likelihoods.iter().map(|own| of_token(encoder, own, count)).collect();
             json!({ "content": content })
         });
         json!({
@@ -196,10 +195,10 @@ fn chat_choices(reader: &PromptEncoder, texts: &[WholeText], likelihoods: Option
 }
 
 /// A token in the list `logprobs.content`.
-fn of_token(reader: &PromptEncoder, own: &TokenLikelihood, count: usize) -> Value {
+fn of_token(encoder: &PromptEncoder, own: &TokenLikelihood, count: usize) -> Value {
     let one = |id: u32, log_probability: f32| {
-        let token = reader.token(id);
-        json!({ "bytes": reader.bytes(id), "token": token, "logprob": log_probability })
+        let token = encoder.token(id);
+        json!({ "bytes": encoder.bytes(id), "token": token, "logprob": log_probability })
     };
     let mut entry = one(own.id, own.log_probability);
     entry["top_logprobs"] = own.most_likely.iter().take(count).map(|&(id, value)| one(id, value)).collect();
@@ -218,7 +217,7 @@ mod tests {
         let model = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
         let tokenizer = Tokenizer::load(&model).unwrap();
         let (text, ids) = ("a 😀 b", tokenizer.encode("a 😀 b").unwrap());
-        let reader = PromptEncoder {
+        let encoder = PromptEncoder {
             tokenizer: Some(tokenizer),
             template: None,
             variables: Map::new(),
@@ -227,30 +226,30 @@ mod tests {
         };
         let likelihood = |&id: &u32| TokenLikelihood { id, log_probability: 0.0, most_likely: Vec::new() };
         let told = WholeText { likelihoods: ids.iter().map(likelihood).collect(), ..WholeText::default() };
-        let offsets = likelihoods_of(&reader, None, &told, text, 0)["text_offset"].take();
+        let offsets = likelihoods_of(&encoder, &[], &[], &told, text, 0)["text_offset"].take();
         let mut begun = 0;
         let expected = ids.iter().map(|&id| {
             // The character in which the token begins.
             let at = (0..=begun).rev().find(|&at| text.is_char_boundary(at)).map_or(0, |at| text[..at].chars().count());
-            begun += reader.bytes(id).unwrap().len();
+            begun += encoder.bytes(id).unwrap().len();
             at
         });
         let expected: Vec<usize> = expected.collect();
         assert!(expected.windows(2).any(|pair| pair[0] == pair[1]), "{expected:?}");
         assert_eq!((offsets, begun), (json!(expected), text.len()));
         // What goes on nothing is a character of its own, as it is shown.
-        let of_byte = |byte| (0..512).find(|&id| reader.bytes(id) == Some(vec![byte])).unwrap();
+        let of_byte = |byte| (0..512).find(|&id| encoder.bytes(id) == Some(vec![byte])).unwrap();
         let ids = [0x80, 0xf0, b'a', 0x80, 0x80].map(of_byte);
         let told = WholeText { likelihoods: ids.iter().map(likelihood).collect(), ..WholeText::default() };
         assert_eq!(
-            likelihoods_of(&reader, None, &told, "\u{fffd}\u{fffd}a\u{fffd}\u{fffd}", 0)["text_offset"],
+            likelihoods_of(&encoder, &[], &[], &told, "\u{fffd}\u{fffd}a\u{fffd}\u{fffd}", 0)["text_offset"],
             json!([0, 1, 2, 3, 4])
         );
         // Special tokens are in a text that was sent with them, and left out of what is written.
-        let end = *reader.tokenizer.as_ref().unwrap().encode("<|im_end|>").unwrap().first().unwrap();
+        let end = *encoder.tokenizer.as_ref().unwrap().encode("<|im_end|>").unwrap().first().unwrap();
         let ids = [end, of_byte(b'a'), end, of_byte(b'b')];
         let told = WholeText { likelihoods: ids.iter().map(likelihood).collect(), ..WholeText::default() };
-        assert_eq!(likelihoods_of(&reader, None, &told, "ab", 0)["text_offset"], json!([0, 0, 1, 1]));
-        assert_eq!(likelihoods_of(&reader, None, &told, "<|im_end|>ab", 0)["text_offset"], json!([0, 10, 11, 11]));
+        assert_eq!(likelihoods_of(&encoder, &[], &[], &told, "ab", 0)["text_offset"], json!([0, 0, 1, 1]));
+        assert_eq!(likelihoods_of(&encoder, &[], &[], &told, "<|im_end|>ab", 0)["text_offset"], json!([0, 10, 11, 11]));
     }
 }

@@ -32,9 +32,9 @@ pub(super) async fn responses(State(served): State<Arc<AppState>>, request: Requ
     }
     let mut reply = json!({ "instructions": instructions, "max_output_tokens": max_new_tokens, "metadata": metadata });
     let (fields, prompt) = served
-        .apart(Some(permit), move |reader| {
+        .apart(Some(permit), move |encoder| {
             let messages = messages(&mut fields, instructions.as_deref())?;
-            let prompt = reader.rendered(messages, "input", &mut fields)?;
+            let prompt = encoder.rendered(messages, "input", &mut fields)?;
             Ok((fields, prompt))
         })
         .await?;

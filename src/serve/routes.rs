@@ -34,7 +34,7 @@ use crate::units::{Exit, Fault};
 /// Serves a model until `stops` says so and all that was begun has ended. `rules` are the model's own: what ends a text.
 pub fn serve(
     generator: Generator<'_>,
-    reader: PromptEncoder,
+    encoder: PromptEncoder,
     rules: GenerationRules,
     options: ServeOptions,
     stops: impl Fn() -> bool + Send + Sync + 'static,
@@ -52,7 +52,7 @@ pub fn serve(
     let counters = Arc::new(Counters::default());
     let options = Arc::new(options);
     let state = AppState {
-        reader: Arc::new(reader),
+        encoder: Arc::new(encoder),
         rules,
         options: Arc::clone(&options),
         prompts: generator.limits,
@@ -128,11 +128,11 @@ async fn tokenize(State(served): State<Arc<AppState>>, request: Request) -> Resu
     let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
     let ids = served
-        .apart(Some(permit), move |reader| {
+        .apart(Some(permit), move |encoder| {
             let adds_special = fields.flag("add_special_tokens", true)?;
             let ids = match fields.text("prompt")? {
-                Some(text) => reader.encode(&text, adds_special),
-                None => reader.conversation(&mut fields),
+                Some(text) => encoder.encode(&text, adds_special),
+                None => encoder.conversation(&mut fields),
             };
             ids.and_then(|ids| fields.finish().map(|()| ids))
         })
@@ -151,12 +151,12 @@ async fn detokenize(State(served): State<Arc<AppState>>, request: Request) -> Re
         return Err(ApiError::field("tokens", format!("token {id} is not in the vocabulary of {most}")));
     }
     fields.finish()?;
-    Ok(Json(json!({ "prompt": served.apart(Some(permit), move |reader| reader.decode(&ids)).await? })))
+    Ok(Json(json!({ "prompt": served.apart(Some(permit), move |encoder| encoder.decode(&ids)).await? })))
 }
 
 async fn tokenizer_info(State(served): State<Arc<AppState>>) -> Json<Value> {
-    let mut info = json!({ "chat_template": served.reader.template.as_ref().and_then(ChatTemplates::source) });
-    for (name, token) in &served.reader.special_tokens {
+    let mut info = json!({ "chat_template": served.encoder.template.as_ref().and_then(ChatTemplates::source) });
+    for (name, token) in &served.encoder.special_tokens {
         info[name] = json!(token);
     }
     Json(info)
@@ -171,7 +171,7 @@ async fn generate(State(served): State<Arc<AppState>>, request: Request) -> Resu
         return Err(ApiError::field("stream", "this path does not stream: use /v1/completions"));
     }
     let rules = fields.rules(&served.rules)?;
-    let prompts = served.apart(Some(permit), move |reader| reader.prompts(&prompt, true)).await?;
+    let prompts = served.apart(Some(permit), move |encoder| encoder.prompts(&prompt, true)).await?;
     let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf::default())?;
     let all = served.in_time(gather(answers)).await?;
     let texts: Vec<&String> = all.iter().flat_map(|prompt| prompt.texts.iter().map(|text| &text.text)).collect();

@@ -159,7 +159,7 @@ mod tests {
     fn what_a_request_tells_the_template_wins_over_what_the_run_has_told_it() {
         let model = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
         let template = "{{ note }} {{ kept }} {{ messages[0].content }}";
-        let reader = PromptEncoder {
+        let encoder = PromptEncoder {
             tokenizer: Some(Tokenizer::load(&model).unwrap()),
             template: ChatTemplates::load(&model, Some(template), None).unwrap(),
             variables: Map::from_iter([("note".to_owned(), json!("N")), ("kept".to_owned(), json!("K"))]),
@@ -169,7 +169,7 @@ mod tests {
         let text = |own: Value| {
             let body = json!({ "messages": [{ "role": "user", "content": "Hi" }], "chat_template_kwargs": own });
             let mut fields = BodyFields::read(body.to_string().as_bytes()).ok().unwrap();
-            reader.decode(&reader.conversation(&mut fields).ok().unwrap()).ok().unwrap()
+            encoder.decode(&encoder.conversation(&mut fields).ok().unwrap()).ok().unwrap()
         };
         assert_eq!((text(Value::Null), text(json!({ "note": "M" }))), ("N K Hi".to_owned(), "M K Hi".to_owned()));
     }

@@ -5,15 +5,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tch::{Device, Tensor};
+use tch::{Device, TchError, Tensor};
 
 use super::copier::{Copier, CopyMark, CopyStream, copier_of};
 use super::segments::{Ranges, Segment, TensorRange, aligned, step, take};
-use super::tensor_io::torch;
 use crate::files::Scratch;
 use crate::native::cuda::upload;
 use crate::native::locked;
-use crate::units::{Bytes, Fault};
+use crate::units::{Bytes, Fault, abridged};
 
 /// Tensors that wait side by side in a piece of an arena, whose room is free again when this is dropped.
 #[derive(Debug)]
@@ -281,14 +280,14 @@ impl InFile {
     fn write(&mut self, part: &TensorRange, tensor: &Tensor) -> Result<(), Fault> {
         let host = tensor.to_device(Device::Cpu).contiguous();
         let bytes = beginning(&mut self.staging, part.len());
-        host.f_copy_data_u8(bytes, host.numel()).map_err(|e| torch(WAITING, &e))?;
+        host.f_copy_data_u8(bytes, host.numel()).map_err(|e| copy_failed(&e))?;
         self.scratch.as_ref().ok_or_else(no_scratch_dir)?.write_at(part.at, bytes)
     }
 
     fn read(&mut self, part: &TensorRange) -> Result<Tensor, Fault> {
         let bytes = beginning(&mut self.staging, part.len());
         self.scratch.as_ref().ok_or_else(no_scratch_dir)?.read_at(part.at, bytes)?;
-        Tensor::f_from_data_size(bytes, &part.size, part.kind).map_err(|e| torch(WAITING, &e))
+        Tensor::f_from_data_size(bytes, &part.size, part.kind).map_err(|e| copy_failed(&e))
     }
 }
 
@@ -299,7 +298,9 @@ fn beginning(buffer: &mut Vec<u8>, len: u64) -> &mut [u8] {
     &mut buffer[..len]
 }
 
-const WAITING: &str = "a tensor that waits";
+fn copy_failed(error: &TchError) -> Fault {
+    Fault::failed(format!("the store could not copy a tensor: {}", abridged(error))).with_hint("free memory of the host")
+}
 
 fn no_scratch_dir() -> Fault {
     Fault::usage(

@@ -114,7 +114,7 @@ pub fn content_of(x: &Tensor) -> Result<Vec<u8>, TchError> {
 }
 
 /// What libtorch made of a tensor of this name.
-pub(super) fn torch(name: &str, error: &dyn std::error::Error) -> Fault {
+fn torch(name: &str, error: &dyn std::error::Error) -> Fault {
     Fault::new(Exit::Data, format!("libtorch, with `{}`: {}", quoted(name), abridged(error)))
 }
 

@@ -12,12 +12,13 @@ use crate::dist::ProcessGroup;
 use crate::engine::{Engine, Observer};
 use crate::measure::{CopyCost, MemoryMeter, MemorySide, StepRecord, Stopwatch, gemm_rate, random_batch};
 use crate::model::{Model, ModelConfig, kind_of};
+use crate::native::{peak_memory, reset_peak_memory};
 use crate::ops::attention::KernelsOfHeads;
 use crate::optim::{self, Optimizer};
 use crate::plan::{Alternative, Flops, StepSpec, TrainedPart};
 use crate::recipe::{ClassList, HeadRecipe, Recipe};
+use crate::report::console;
 use crate::report::metrics::StepMetrics;
-use crate::report::{console, memory};
 use crate::store::copier_of;
 use crate::units::{Bytes, Fault, FaultKind, Seconds, StepKey};
 
@@ -105,7 +106,7 @@ impl Bench {
         let flops = Flops::of(&self.spec(), &plan, batch.num_tokens(), batch.num_targets());
         let device = self.model.device();
         let gemm = gemm_rate(self.model.kind(), device);
-        let was_reset = memory::reset_peak();
+        let was_reset = reset_peak_memory();
         let mut meter = self.memory.take();
         // All begin together: what is measured before a step takes them differently long.
         self.world.barrier()?;
@@ -113,14 +114,14 @@ impl Bench {
         copier.measure(true);
         let mut stopwatch = Stopwatch::start(device);
         let mut limit = self.limit;
-        let callback =
+        let step_meter =
             StepMeter { observer: &mut Notes, stopwatch: Some(&mut stopwatch), memory: meter.as_mut(), limit: Some(&mut limit) };
-        let made = self.train(&batch, callback)?;
+        let made = self.train(&batch, step_meter)?;
         self.limit = limit;
         let (whole, parts) = stopwatch.stop();
         let copies = copier.waited().map_or_else(|| CopyCost::Made(Seconds(self.copied() - copied)), CopyCost::WaitedFor);
         copier.measure(false);
-        let peak = meter.as_ref().map_or_else(memory::peak, |meter| meter.last_peak);
+        let peak = meter.as_ref().map_or_else(|| peak_memory().map(Bytes), |meter| meter.last_peak);
         let profiles = meter.as_mut().map(MemoryMeter::take).unwrap_or_default();
         let device_peak = profiles.iter().find(|profile| profile.side == MemorySide::Device);
         let device_peak = device_peak.map(|profile| Bytes(profile.most_tensors().max(0) as u64));
@@ -152,7 +153,7 @@ impl Bench {
     }
 
     /// The step itself, as a run makes it.
-    fn train(&mut self, batch: &Batch, mut callback: StepMeter<'_>) -> Result<StepMetrics, Fault> {
+    fn train(&mut self, batch: &Batch, mut meter: StepMeter<'_>) -> Result<StepMetrics, Fault> {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let rate = self.recipe.optimizer.learning_rate;
         let mut learner = TrainStep {
@@ -167,7 +168,7 @@ impl Bench {
         let losses = batch.num_losses(self.recipe.train.loss_mean) * ranks;
         let share =
             MicroBatchAssignment { batches: vec![batch.clone()], indices: vec![rank], micro_batches: ranks, targets, losses };
-        let made = learner.step(&share, self.done as u64, rate, &mut callback)?;
+        let made = learner.step(&share, self.done as u64, rate, &mut meter)?;
         self.parts.exchange_updates(&self.world, &self.model)?;
         Ok(made)
     }

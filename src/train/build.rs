@@ -20,8 +20,8 @@ use crate::report::progress::Tokenising;
 use crate::units::{Fault, FaultKind, abridged};
 
 pub fn limits(config: &ModelConfig) -> ModelLimits {
-    let (max_positions, most_positions) = (config.longest_sequence(), config.most_positions());
-    ModelLimits { vocab_size: config.vocab_size, max_positions, most_positions, pad: config.pad_token_id }
+    let (trained_positions, computable_positions) = (config.trained_positions(), config.computable_positions());
+    ModelLimits { vocab_size: config.vocab_size, trained_positions, computable_positions, pad: config.pad_token_id }
 }
 
 /// Refuses what of `[data]` no run begins with: prompts that ask for thoughts, and longer samples than the model computes. What began
@@ -33,7 +33,7 @@ pub fn check_data(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault> {
             "train with `data.prompt = \"upstream\"`, and evaluate with this one",
         ));
     }
-    let positions = config.most_positions();
+    let positions = config.computable_positions();
     let Some(tokens) = recipe.data.max_seq_length.filter(|&tokens| tokens > positions) else { return Ok(()) };
     let scale = RopeScalingRecipe::hint(tokens, positions);
     let hint = format!("lower `data.max_seq_length` or leave it out, {scale}, or take a model with more positions");
@@ -69,7 +69,7 @@ pub(super) fn companions_of_end(recipe: &Recipe) -> Result<Vec<(String, Vec<u8>)
 
 pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Splits, Fault> {
     let limits = limits(config);
-    let initial = cache::initial_part(&recipe.kv_cache.policy)?;
+    let initial = cache::of_any_length(&recipe.kv_cache.policy)?.traits().initial_part.map(|(part, _)| part.clone());
     let mut progress = Tokenising::begin();
     let (head, seed) = (&recipe.head, recipe.train.seed);
     let request = DataRequest { recipe: &recipe.data, head, tokenizer, limits, initial: initial.as_ref(), seed };
@@ -187,7 +187,7 @@ fn gates(
 ) -> Result<Option<Gates>, Fault> {
     let file = gates_of(recipe, adapter);
     let gates = file.as_ref().map(|file| Gates::read(file, config, kind, device)).transpose()?;
-    let policy = cache::build(&recipe.kv_cache.policy, usize::MAX)?;
+    let policy = cache::of_any_length(&recipe.kv_cache.policy)?;
     if policy.traits().model_feature == Some(ModelFeature::Gate) && gates.is_none() {
         return Err(Gates::missing());
     }

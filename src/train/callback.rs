@@ -11,9 +11,9 @@ use crate::engine::{Event, MemoryByPart, Observer};
 use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
 use crate::files;
 use crate::native::cuda::{missing_kernels, why_not_pinned};
+use crate::native::peak_resident;
 use crate::recipe::OnSigterm;
-use crate::report::console;
-use crate::report::memory::{not_pinned, peak_resident, planned_and_measured};
+use crate::report::console::{self, not_pinned, planned_and_measured};
 use crate::report::metrics::{Evicted, METRICS, Metrics, StepMetrics};
 use crate::report::program::MetricsProgram;
 use crate::report::progress::Progress;
@@ -186,7 +186,7 @@ impl RunCallback {
             tokens_per_second: self.speed.0 / self.speed.1.max(f64::MIN_POSITIVE),
             best: trainer.state.best.as_ref().map(|b| (b.metric.clone(), b.value, b.step)),
             seconds: self.began.elapsed().as_secs_f64(),
-            peak_memory: peak_resident().0,
+            peak_memory: peak_resident(),
             planned_memory: trainer.planned.host.0,
             memory_by_part: trainer.memory_by_part(),
             setting: [

@@ -2,9 +2,8 @@
 
 use crate::engine::{Event, MemoryByPart, Observer};
 use crate::measure::{MemoryMeter, MicroBatchPosition, Stopwatch};
-use crate::native::give_free_memory_back;
+use crate::native::{give_free_memory_back, resident_memory};
 use crate::plan::StepPart;
-use crate::report::memory::resident;
 use crate::units::Bytes;
 
 /// Tells an observer of a step, and measures it.
@@ -19,7 +18,7 @@ pub struct StepMeter<'a> {
 
 /// Gives freed memory back to the system where the process is larger than `limit`: kept, it serves no tensors of other sizes, as of longer sequences.
 fn hold(limit: &mut Bytes) {
-    let Some(size) = resident().filter(|size| *size > *limit) else { return };
+    let Some(size) = resident_memory().map(Bytes).filter(|size| *size > *limit) else { return };
     give_free_memory_back();
     // It is the peak now, which only what is larger raises. What is in use may be above the plan for good, and to give memory back in
     // every cell takes a tenth of a long step.
@@ -112,14 +111,14 @@ mod tests {
             assert!(said.status.success() && words.contains("1 passed"), "{words}");
             return;
         }
-        let before = resident().unwrap().0;
+        let before = resident_memory().unwrap();
         drop(Tensor::ones([LARGE as i64], (Kind::Uint8, Device::Cpu)));
         let mut limit = Bytes(before + 2 * LARGE);
         hold(&mut limit);
-        assert!(resident().unwrap().0 > before + LARGE / 2, "the allocator keeps what is freed, below the limit");
+        assert!(resident_memory().unwrap() > before + LARGE / 2, "the allocator keeps what is freed, below the limit");
         limit = Bytes(before);
         hold(&mut limit);
-        assert!(resident().unwrap().0 < before + LARGE / 2);
+        assert!(resident_memory().unwrap() < before + LARGE / 2);
         assert!(limit.0 > before + LARGE / 2, "what has been reached is the limit");
     }
 }

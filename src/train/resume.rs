@@ -12,7 +12,7 @@ use super::{RESOLVED_RECIPE, RunOutcome, RunSchedule, Start, Trainer};
 use crate::checkpoint::{self, FINAL, SaveKind};
 use crate::files::{self, DirLock};
 use crate::optim::learning_rate;
-use crate::recipe::{Recipe, Weights};
+use crate::recipe::{Recipe, TrainedWeights};
 use crate::report::console;
 use crate::units::{Exit, Fault, FaultKind, abridged, quoted};
 
@@ -20,7 +20,7 @@ use crate::units::{Exit, Fault, FaultKind, abridged, quoted};
 pub struct FoundCheckpoint {
     pub run: PathBuf,
     pub dir: PathBuf,
-    pub holds: Weights,
+    pub holds: TrainedWeights,
     /// Keeps it from being removed by a run that goes on meanwhile.
     _reading: DirLock,
 }
@@ -47,7 +47,7 @@ pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, Fault> {
                 console::warning(&format!("skipped `{}`: {why}", dir.display()));
             }
             // One that holds neither is looked at as an adapter, which says what is missing.
-            let holds = checkpoint::holds(&found.dir).unwrap_or(Weights::Adapter);
+            let holds = checkpoint::holds(&found.dir).unwrap_or(TrainedWeights::Adapter);
             return Ok(FoundCheckpoint { run: path.to_owned(), dir: found.dir, holds, _reading: reading });
         }
     }

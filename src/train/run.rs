@@ -13,9 +13,8 @@ use super::{Interrupt, RESOLVED_RECIPE, Start, Trainer};
 use crate::checkpoint::SaveKind;
 use crate::files::{self, DirLock};
 use crate::model::ModelConfig;
-use crate::native::give_free_memory_back;
+use crate::native::{give_free_memory_back, peak_resident};
 use crate::recipe::{OnNonFinite, Recipe};
-use crate::report::memory::peak_resident;
 use crate::report::metrics::StepMetrics;
 use crate::report::summary::RunSummary;
 use crate::units::{Exit, Fault, FaultKind, abridged, shell_word};
@@ -61,7 +60,7 @@ pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<RunO
     if trainer.recipe.eval.initial {
         match trainer.validate(&mut callback) {
             Ok(validation) => {
-                let metrics = StepMetrics { peak_memory: peak_resident().0, ..StepMetrics::default() };
+                let metrics = StepMetrics { peak_memory: peak_resident(), ..StepMetrics::default() };
                 callback.stepped(metrics, validation.as_ref())?;
             }
             Err(error) if error.kind() == FaultKind::Interrupted => {

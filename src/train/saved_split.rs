@@ -113,7 +113,7 @@ mod tests {
         std::fs::write(&rows, row).unwrap();
         let open = || {
             let tokenizer = Tokenizer::load(&model).unwrap();
-            let limits = ModelLimits { vocab_size: 512, max_positions: 512, most_positions: 512, pad: None };
+            let limits = ModelLimits { vocab_size: 512, trained_positions: 512, computable_positions: 512, pad: None };
             let (recipe, head) = (&DataRecipe::of(rows.clone().into()), &HeadRecipe::NextToken);
             let request = DataRequest { recipe, head, tokenizer: Some(&tokenizer), limits, initial: None, seed: 1 };
             crate::data::open(&request, &mut |_, _, _| {}).unwrap()

@@ -11,7 +11,7 @@ use crate::checkpoint::{self, CARD, FINAL, OptimizerTensors, SaveKind, Snapshot,
 use crate::export::{KV_POLICY, PolicyFile, Trained, card_of_run};
 use crate::files;
 use crate::model::has_fingerprint;
-use crate::recipe::{Difference, Weights};
+use crate::recipe::{Difference, TrainedWeights};
 use crate::report::console;
 use crate::report::metrics::{self, METRICS};
 use crate::units::{Fault, abridged, quoted};
@@ -120,7 +120,7 @@ impl Trainer {
     fn card(&self, state: &TrainState) -> Result<String, Fault> {
         let trained = Trained {
             checkpoint: &self.dir.join(FINAL),
-            holds: if self.recipe.lora.is_some() { Weights::Adapter } else { Weights::All },
+            holds: if self.recipe.lora.is_some() { TrainedWeights::Adapter } else { TrainedWeights::All },
             base: None,
             recipe: Some(&self.recipe),
             state: Some(state.clone()),

@@ -12,10 +12,10 @@ use crate::dist::ProcessGroup;
 use crate::engine::{Engine, MemoryPart, MemoryPlace, MicroBatchContext};
 use crate::measure::MicroBatchPosition;
 use crate::model::Model;
+use crate::native::peak_resident;
 use crate::ops::attention::zero_sum_of;
 use crate::optim::{Optimizer, clip_grad_norm, in_one_place};
 use crate::recipe::{OnNonFinite, Recipe, TrainRecipe};
-use crate::report::memory::peak_resident;
 use crate::report::metrics::StepMetrics;
 use crate::store::bytes_of;
 use crate::units::{Exit, Fault, FaultKind, StepKey};
@@ -37,10 +37,10 @@ impl TrainStep<'_> {
         assigned: &MicroBatchAssignment,
         step: u64,
         learning_rate: f64,
-        callback: &mut StepMeter<'_>,
+        meter: &mut StepMeter<'_>,
     ) -> Result<StepMetrics, Fault> {
-        let (metrics, mut gradients) = self.gradients(assigned, step, callback)?;
-        callback.optimizer(&|| {
+        let (metrics, mut gradients) = self.gradients(assigned, step, meter)?;
+        meter.optimizer(&|| {
             let mut memory = self.engine.memory_at_rest();
             // What several micro-batches have summed up is known to whoever watched the last of them begin.
             if assigned.batches.len() == 1 {
@@ -51,7 +51,7 @@ impl TrainStep<'_> {
         });
         let grad_norm = clip_grad_norm(&mut gradients, self.recipe.train.max_grad_norm);
         self.optimizer.step(&self.model.parameters(), &gradients, learning_rate);
-        callback.end();
+        meter.end();
         Ok(StepMetrics { grad_norm: Some(grad_norm), learning_rate: Some(learning_rate), ..metrics })
     }
 
@@ -60,20 +60,17 @@ impl TrainStep<'_> {
         &mut self,
         assigned: &MicroBatchAssignment,
         step: u64,
-        callback: &mut StepMeter<'_>,
+        meter: &mut StepMeter<'_>,
     ) -> Result<(StepMetrics, Vec<(String, Tensor)>), Fault> {
         if assigned.targets == 0 {
-            return Err(Fault::data(
-                "no token of the batch has a target",
-                "look at the data: every sample needs tokens, every batch a target",
-            ));
+            return Err(without_targets(step + 1, assigned));
         }
         let mut gradients = BTreeMap::new();
-        let made = self.gradients_of_rank(assigned, step, &mut gradients, callback);
+        let made = self.gradients_of_rank(assigned, step, &mut gradients, meter);
         let reports = self.ranks.world.agree("making a step", made)?;
         self.ranks.agree(reports.iter().map(|rank| rank.asked));
         // All go on with the smallest cells of any rank.
-        self.engine.fall_back_to(self.model, reports.iter().map(|rank| rank.fallback).min(), callback)?;
+        self.engine.fall_back_to(self.model, reports.iter().map(|rank| rank.fallback).min(), meter)?;
         if self.ranks.are_several() {
             gradients = sum_over(&self.ranks.world, self.model, gradients)?;
         }
@@ -93,14 +90,14 @@ impl TrainStep<'_> {
         assigned: &MicroBatchAssignment,
         step: u64,
         total: &mut BTreeMap<String, Tensor>,
-        callback: &mut StepMeter<'_>,
+        meter: &mut StepMeter<'_>,
     ) -> Result<RankReport, Fault> {
         let began = Instant::now();
         let mut micro_batches = Vec::new();
         for (done, (batch, &index)) in assigned.batches.iter().zip(&assigned.indices).enumerate() {
             let at = MicroBatchPosition { step: step + 1, micro_batch: (done, assigned.batches.len()) };
-            callback.begin(at, &|| (self.engine.memory_at_rest(), bytes_of(total.values())));
-            let part = self.engine.gradients_that_fit(self.model, batch, self.context(step, assigned), callback)?;
+            meter.begin(at, &|| (self.engine.memory_at_rest(), bytes_of(total.values())));
+            let part = self.engine.gradients_that_fit(self.model, batch, self.context(step, assigned), meter)?;
             micro_batches.push(MicroBatchReport::new(index, batch, &part, self.recipe.train.loss_mean)?);
             for (name, gradient) in part.gradients {
                 match total.get_mut(&name) {
@@ -112,7 +109,7 @@ impl TrainStep<'_> {
         Ok(RankReport {
             micro_batches,
             seconds: began.elapsed().as_secs_f64(),
-            peak_memory: peak_resident().0,
+            peak_memory: peak_resident(),
             fallback: self.engine.fallback(),
             asked: self.ranks.heard(),
         })
@@ -189,6 +186,12 @@ pub(super) fn not_finite(step: u64, message: String, hint: &str) -> Fault {
     Fault::new(Exit::NotFinite, message).with_hint(hint).of_kind(FaultKind::NotFinite { step })
 }
 
+fn without_targets(step: u64, assigned: &MicroBatchAssignment) -> Fault {
+    let sequences = assigned.batches.iter().flat_map(|batch| &batch.sequences);
+    let samples = listed_samples(&sequences.map(|sequence| sequence.sample).collect::<Vec<_>>());
+    Fault::data(format!("step {step}: no token has a target, in {samples}"), "look at these samples: every step needs a target")
+}
+
 /// The loss of a step is above the recipe's bound; the optimiser is untouched.
 fn loss_too_high(step: u64, loss: f64, most: f64) -> Fault {
     let message = format!("step {step}: the loss is {loss:.4}, above `train.max_loss` = {most}");
@@ -209,6 +212,9 @@ pub(super) fn leave_out(skipped: &mut BTreeSet<u64>, error: Fault, way: OnNonFin
 }
 
 fn listed_samples(samples: &[u64]) -> String {
+    if samples.is_empty() {
+        return "samples of other ranks".to_owned();
+    }
     let numbers: Vec<String> = samples.iter().take(8).map(ToString::to_string).collect();
     let more = if samples.len() > 8 { format!(" and {} more", samples.len() - 8) } else { String::new() };
     format!("sample{} {}{more} (counted from 0)", if samples.len() == 1 { "" } else { "s" }, numbers.join(", "))
@@ -217,6 +223,14 @@ fn listed_samples(samples: &[u64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn samples_are_named_as_far_as_a_rank_has_them() {
+        assert_eq!(listed_samples(&[3]), "sample 3 (counted from 0)");
+        let assigned = MicroBatchAssignment { batches: Vec::new(), indices: Vec::new(), micro_batches: 1, targets: 0, losses: 0 };
+        let error = without_targets(3, &assigned).to_string();
+        assert_eq!(error, "step 3: no token has a target, in samples of other ranks");
+    }
 
     #[test]
     fn as_many_in_a_row_as_the_recipe_allows() {

@@ -14,7 +14,7 @@ use crate::recipe::{GradRecipe, KeepGraph, OpenKey, Recipe};
 use crate::report::console;
 use crate::units::{Bytes, Fault};
 
-/// Batches that are weighed to find the heaviest; of more some are, from the longest to the widest.
+/// Batches that are weighed to find the heaviest. Where there are more, so many of them are, at even distances from the longest to the widest.
 const MAX_BATCHES: usize = 24;
 
 /// The batch of a training set, be it long or wide, whose step takes the most memory in the recipe's tiling.

@@ -24,11 +24,11 @@ use crate::export::PolicyTrial;
 use crate::files::{failpoint, io_fault};
 use crate::measure::MemoryMeter;
 use crate::model::{Model, fingerprint};
+use crate::native::peak_resident;
 use crate::optim::{self, Optimizer, learning_rate};
 use crate::plan::{Alternative, Machine};
 use crate::recipe::{BatchSize, OnNonFinite, OnOutOfMemory, Recipe};
 use crate::report::console;
-use crate::report::memory::peak_resident;
 use crate::report::metrics::{KeptMetrics, METRICS, MetricsMark, StepMetrics};
 use crate::units::{Bytes, Fault, FaultKind, quoted};
 
@@ -209,7 +209,7 @@ impl Trainer {
         }
         let rate = learning_rate(&self.recipe.optimizer, self.state.step, self.schedule.num_steps());
         let (memory, limit) = (self.memory.as_mut(), Some(&mut self.limit));
-        let mut callback = StepMeter { memory, limit, ..StepMeter::of(observer) };
+        let mut meter = StepMeter { memory, limit, ..StepMeter::of(observer) };
         let mut train_step = TrainStep {
             recipe: &self.recipe,
             model: &self.model,
@@ -217,7 +217,7 @@ impl Trainer {
             optimizer: &mut self.optimizer,
             ranks: &self.ranks,
         };
-        let made = match train_step.step(&assigned, self.state.step, rate, &mut callback) {
+        let made = match train_step.step(&assigned, self.state.step, rate, &mut meter) {
             Ok(made) => made,
             Err(error) => {
                 let error = self.advised(error);
@@ -238,7 +238,7 @@ impl Trainer {
             total_tokens: self.state.total_tokens,
             seconds,
             tokens_per_second: made.tokens as f64 / seconds,
-            peak_memory: made.peak_memory.max(peak_resident().0),
+            peak_memory: made.peak_memory.max(peak_resident()),
             ..made
         })
     }
@@ -252,7 +252,7 @@ impl Trainer {
             epoch,
             skipped: Some(why.to_owned()),
             total_tokens: self.state.total_tokens,
-            peak_memory: peak_resident().0,
+            peak_memory: peak_resident(),
             ..StepMetrics::default()
         }
     }

@@ -9,8 +9,8 @@ use crate::data::Batch;
 use crate::engine::{MicroBatchGradients, Settings};
 use crate::head::SequenceLoss;
 use crate::model::Model;
+use crate::native::available_memory;
 use crate::recipe::StoreForm;
-use crate::report::memory::available;
 use crate::units::{Exit, Fault};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -169,7 +169,7 @@ pub fn fits_in_f64(model: &Model, batch: &Batch) -> bool {
     let is_full = !model.head_parameters().is_empty();
     let trained = if is_full { 2 * weights + 4 * batch.num_targets() * config.vocab_size } else { 0 };
     let needed = 8 * (tokens * per_token + weights + scores + trained);
-    available().is_none_or(|available| needed as u64 <= available.0 / 2)
+    available_memory().is_none_or(|available| needed as u64 <= available / 2)
 }
 
 #[cfg(test)]

@@ -137,7 +137,7 @@ fn a_session_counts_for_what_is_used_of_it() {
 #[test]
 fn what_no_model_can_continue_is_refused() {
     let used = Used::new("model-qwen2", &[], None);
-    let longest = used.model.config().longest_sequence();
+    let longest = used.model.config().trained_positions();
     for (prompt, rules, expected) in [
         (vec![], new_tokens(1), "the prompt has no tokens".to_owned()),
         (vec![3, 5120], new_tokens(1), "token 5120 of the prompt is not in the vocabulary of 512".to_owned()),

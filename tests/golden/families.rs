@@ -279,7 +279,7 @@ fn texts_longer_than_a_dynamic_scaling_is_made_for() {
         train::check_data(&recipe, model.config()).unwrap();
         train::open_data(&recipe, model.config(), None)
     };
-    assert_eq!((ids.len(), model.config().longest_sequence()), (96, 64));
+    assert_eq!((ids.len(), model.config().trained_positions()), (96, 64));
     assert!(open("").is_err(), "a recipe without a length keeps to what the model is made for");
     let batch = open("max_seq_length = 97").unwrap().train.batch(&[0]).unwrap();
     let (logits, _) = fixture::logits(&engine(&model, 7), &model, &batch);

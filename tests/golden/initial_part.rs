@@ -38,7 +38,7 @@ fn check(name: &str) {
     let dir = tempfile::tempdir().unwrap();
     let data = DataRecipe::of(sequences(name, dir.path()).into());
     let tokenizer = Tokenizer::load(&fixture("model-qwen2")).unwrap();
-    let limits = ModelLimits { vocab_size: 512, max_positions: 4096, most_positions: 4096, pad: None };
+    let limits = ModelLimits { vocab_size: 512, trained_positions: 4096, computable_positions: 4096, pad: None };
     let head = HeadRecipe::NextToken;
     let tokenizer = Some(&tokenizer);
     let request = DataRequest { recipe: &data, head: &head, tokenizer, limits, initial: Some(&rule), seed: 1 };

@@ -8,7 +8,7 @@ use kvtune::checkpoint;
 use kvtune::export::{ExportTarget, Trained, export};
 use kvtune::files::TensorFile;
 use kvtune::model::{Adapter, Model, ModelConfig};
-use kvtune::recipe::{Dtype, Weights};
+use kvtune::recipe::{Dtype, TrainedWeights};
 use kvtune::store::{load_tensor, load_tensors, pt_metadata, save_tensors};
 use kvtune::units::Fault;
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ fn tensors(file: &Path) -> BTreeMap<String, Tensor> {
 fn trained<'a>(base: &'a Path, checkpoint: &'a Path) -> Trained<'a> {
     Trained {
         checkpoint,
-        holds: Weights::Adapter,
+        holds: TrainedWeights::Adapter,
         base: Some(base),
         recipe: None,
         state: None,
@@ -233,7 +233,7 @@ fn an_export_is_whole_or_nothing_and_overwrites_nothing() {
     let error = exported(&base, &name, ExportTarget::Peft, &out).unwrap_err();
     assert_eq!(error.to_string(), format!("`{}` exists and is not empty", out.display()));
     assert_eq!(names(), 2);
-    assert_eq!(checkpoint::holds(&out), Some(Weights::Adapter));
+    assert_eq!(checkpoint::holds(&out), Some(TrainedWeights::Adapter));
 }
 
 /// What is trained in full takes its place; of a matrix that was two things at once it makes two.

@@ -221,7 +221,7 @@ fn surveyed(path: &Path) -> Result<(), Fault> {
     let text = format!("model.path = 'x'\ndata.train = {:?}\ndata.chat_template = {template:?}\n", path.display().to_string());
     let recipe = Recipe::parse(text, Path::new("recipe"), &[])?.recipe;
     let tokenizer = Tokenizer::load(&PathBuf::from(FIXTURES).join("model-qwen2"))?;
-    let limits = ModelLimits { vocab_size: 512, max_positions: 4096, most_positions: 4096, pad: None };
+    let limits = ModelLimits { vocab_size: 512, trained_positions: 4096, computable_positions: 4096, pad: None };
     let (data, head, tokenizer) = (&recipe.data, &recipe.head, Some(&tokenizer));
     let request = DataRequest { recipe: data, head, tokenizer, limits, initial: None, seed: 1 };
     survey(&request, SplitName::Train, false, &mut |_| Ok(()))?;

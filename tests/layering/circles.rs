@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use syn::visit::{self, Visit};
 
-use super::{flatten, module_of, sources};
+use super::{flatten, module_of, sources, types_of_macro};
 
 #[test]
 fn files_of_a_room_form_no_circle() {
@@ -32,6 +32,8 @@ fn each_kind_of_circle_is_seen() {
         ("use super::b::*; pub struct A;", "use super::A; pub struct B;", true),
         ("pub struct A; fn f() { println!(\"{}\", super::b::g()); }", "use super::A; pub struct B; pub fn g() {}", true),
         ("pub struct A; impl super::B { fn f() {} }", "pub struct B; type X = super::a::A;", true),
+        // By a type that a macro declares.
+        ("table! { pub struct A in \"a\" { b: super::B = super::B } }", "use super::A; pub struct B;", true),
         // One way only.
         ("use super::B; pub struct A;", "pub struct B;", false),
         ("pub struct A;", "use super::A; pub struct B;", false),
@@ -184,7 +186,7 @@ impl House {
                         }
                     }
                 }
-                item => module.items.extend(name_of(item)),
+                item => module.items.extend(name_of(item).into_iter().chain(types_of_macro(item))),
             }
         }
         self.0.insert(path.to_vec(), module);

@@ -68,7 +68,7 @@ fn open(grad: &GradRecipe) -> GradRecipe {
 fn with_memory_enough_everything_is_exact_in_memory_and_one_layer_band() {
     let recipe = recipe("{ policy = 'h2o', cache_length = 1024, chunk_size = 512 }");
     let chosen = decide(&recipe.kv_cache, &open(&recipe.grad), 32768, machine(64 << 10)).unwrap().chosen;
-    assert_eq!((chosen.grad.layers_per_cell, chosen.grad.keep_graph, chosen.cells.0), (6, KeepGraph::All, 1));
+    assert_eq!((chosen.grad.layers_per_cell, chosen.grad.keep_graph, chosen.num_bands), (6, KeepGraph::All, 1));
     assert_eq!((chosen.grad.undo_log.form, chosen.grad.undo_log.place), (StoreForm::Plain, StorePlace::Memory));
     assert!(chosen.fits && chosen.grad.open.is_empty() && chosen.forecast.files == Bytes(0));
 }
@@ -81,7 +81,7 @@ fn without_trained_layers_there_is_no_graph_to_keep() {
     let (trained, batch) = (TrainedPart::of(&config(), recipe.lora.as_ref()).unwrap(), batch(32768));
     let chosen =
         planner(&recipe, &config(), &recipe.kv_cache, &trained, &batch, machine(300)).decide(&open(&recipe.grad)).unwrap().chosen;
-    assert_eq!((chosen.cells.0, chosen.kept), (0, 0));
+    assert_eq!((chosen.num_bands, chosen.kept), (0, 0));
     assert!(!matches!(chosen.grad.keep_graph, KeepGraph::Cells(_)), "{:?}", chosen.grad);
 }
 

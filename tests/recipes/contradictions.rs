@@ -1,7 +1,7 @@
 //! What cannot be, one line each: the message, and the line that the caret stands on.
 
 use kvtune::data::formats;
-use kvtune::recipe::{Recipe, Weights};
+use kvtune::recipe::{Recipe, TrainedWeights};
 
 use super::{SMALL, Told, refused, with};
 
@@ -204,20 +204,20 @@ fn an_adapter_to_start_from_needs_one_that_is_trained() {
 fn what_is_trained_is_what_the_command_asks_for() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.toml");
-    let load = |text: &str, weights: Weights| {
+    let load = |text: &str, weights: TrainedWeights| {
         std::fs::write(&path, text).unwrap();
         Recipe::load_to_train(&path, &[], weights).map(|resolved| resolved.recipe)
     };
-    for &weights in Weights::ALL {
+    for &weights in TrainedWeights::ALL {
         let recipe = load(&with(""), weights).unwrap();
-        assert_eq!((recipe.train.weights, recipe.lora.is_some()), (weights, weights == Weights::Adapter));
+        assert_eq!((recipe.train.weights, recipe.lora.is_some()), (weights, weights == TrainedWeights::Adapter));
         assert_eq!(load(&recipe.to_toml(), weights).unwrap(), recipe);
-        let other = if weights == Weights::All { Weights::Adapter } else { Weights::All };
+        let other = if weights == TrainedWeights::All { TrainedWeights::Adapter } else { TrainedWeights::All };
         let error = load(&recipe.to_toml(), other).unwrap_err();
         let expected = format!("`train.weights = \"{weights}\"` contradicts the command, which trains `{other}`");
         assert!(error.message() == expected && error.hint().is_some() && error.line().is_some(), "{error}");
     }
-    assert!(load(&with("[lora]\nr = 4"), Weights::All).unwrap_err().message().starts_with("`[lora]` says nothing"));
+    assert!(load(&with("[lora]\nr = 4"), TrainedWeights::All).unwrap_err().message().starts_with("`[lora]` says nothing"));
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use kvtune::data::formats;
 use kvtune::recipe::{
-    BatchOrder, BestMetric, CacheLength, Chunking, ClassList, Dtype, GradRecipe, HeadRecipe, MetricMode, ModuleSet, OnTooLong,
-    OpenKey, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, ValidationSource, Warmup, Weights,
-    know_formats,
+    BatchOrder, BestMetric, CacheLength, Chunking, ClassList, Dtype, GradRecipe, HeadRecipe, LearningRateSchedule, MetricMode,
+    ModuleSet, OnTooLong, OpenKey, Pyramid, Recipe, Storage, StoreForm, StorePlace, StoreRecipe, TrainedWeights,
+    ValidationSource, Warmup, know_formats,
 };
 
 use super::{SMALL, Told, parse, parse_with, with};
@@ -58,7 +58,7 @@ fn the_recipe_that_was_asked_for_loads_as_it_stands() {
 #[test]
 fn what_is_left_out_has_its_default() {
     let recipe = parse(SMALL).unwrap().recipe;
-    assert_eq!(recipe.train.weights, Weights::Adapter);
+    assert_eq!(recipe.train.weights, TrainedWeights::Adapter);
     assert_eq!((recipe.model.dtype, recipe.model.adapter), (Dtype::F32, None));
     let lora = recipe.lora.unwrap();
     assert_eq!((lora.r, lora.alpha, lora.dropout), (8, 16.0, 0.0));
@@ -78,7 +78,10 @@ fn what_is_left_out_has_its_default() {
     assert_eq!((recipe.train.epochs, recipe.train.gradient_accumulation_steps, recipe.train.max_grad_norm), (1.0, 1, 1.0));
     let optimizer = recipe.optimizer;
     assert_eq!((optimizer.learning_rate, optimizer.weight_decay, optimizer.eps), (2e-4, None, None));
-    assert_eq!((optimizer.betas, optimizer.schedule, optimizer.warmup), ((0.9, 0.999), Schedule::Cosine, Warmup::Ratio(0.05)));
+    assert_eq!(
+        (optimizer.betas, optimizer.schedule, optimizer.warmup),
+        ((0.9, 0.999), LearningRateSchedule::Cosine, Warmup::Ratio(0.05))
+    );
     assert_eq!(
         (recipe.eval.interval, recipe.eval.initial, recipe.eval.metric, recipe.eval.mode),
         (100, false, BestMetric::Loss, MetricMode::Min)

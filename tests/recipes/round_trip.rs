@@ -8,10 +8,10 @@ use kvtune::metrics::Metric;
 use kvtune::recipe::{
     AttentionOutputs, BatchOrder, BatchSize, BestMetric, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe,
     CheckpointRecipe, Chunking, ClassList, DataRecipe, DistillRecipe, Dtype, EvalRecipe, GenerateRecipe, GradRecipe, HeadRecipe,
-    HelmetFamily, InitLora, KeepGraph, LogRecipe, LongBenchPrompt, LoraRecipe, LossMean, MetricMode, ModelRecipe, ModuleSet,
-    Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe,
-    Pyramid, Recipe, ReportRecipe, RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TemplateChoice,
-    TemplateDate, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    HelmetFamily, InitLora, KeepGraph, LearningRateSchedule, LogRecipe, LongBenchPrompt, LoraRecipe, LossMean, MetricMode,
+    ModelRecipe, ModuleSet, Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName,
+    OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, ReportRecipe, RopeScalingRecipe, Storage, StoreForm, StorePlace, StoreRecipe,
+    TemplateChoice, TemplateDate, TrainOn, TrainRecipe, TrainedBias, TrainedWeights, ValidationSource, Warmup,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -181,7 +181,7 @@ prop_compose! {
                offload in select(&[Offload::None, Offload::Optimizer]), on_non_finite in select(OnNonFinite::ALL),
                max_skipped_steps in small(), max_loss in option::of(number())) -> TrainRecipe {
         let max_grad_norm = norm.unwrap_or(f64::INFINITY);
-        let weights = Weights::Adapter;
+        let weights = TrainedWeights::Adapter;
         TrainRecipe {
             batch_size: if by_tokens { BatchSize::Tokens(size) } else { BatchSize::Sequences(size) },
             gradient_accumulation_steps,
@@ -204,7 +204,7 @@ prop_compose! {
 prop_compose! {
     fn optimizer()(learning_rate in number(), weight_decay in option::of(0.0..1e3_f64), betas in (0.0..1.0_f64, 0.0..1.0_f64),
                    eps in option::of(number()), min_lr_ratio in 0.0..1.0_f64,
-                   schedule in select(Schedule::ALL), steps in option::of(large()), ratio in 0.0..1.0_f64) -> OptimizerRecipe {
+                   schedule in select(LearningRateSchedule::ALL), steps in option::of(large()), ratio in 0.0..1.0_f64) -> OptimizerRecipe {
         let warmup = steps.map_or(Warmup::Ratio(ratio), Warmup::Steps);
         OptimizerRecipe {
             name: OptimizerName::AdamW,
@@ -218,7 +218,7 @@ prop_compose! {
             nesterov: false,
             smoothing: None,
             schedule,
-            min_lr_ratio: if schedule == Schedule::Constant { 0.0 } else { min_lr_ratio },
+            min_lr_ratio: if schedule == LearningRateSchedule::Constant { 0.0 } else { min_lr_ratio },
             warmup,
         }
     }
@@ -345,7 +345,8 @@ fn recipe() -> impl Strategy<Value = Recipe> {
                 let optimizer = OptimizerRecipe { loraplus_lr_ratio, ..optimizer };
                 let model = ModelRecipe { adapter, ..model };
                 let distill = distill.filter(|_| lora.is_some() && head == HeadRecipe::NextToken);
-                let train = TrainRecipe { weights: if lora.is_some() { Weights::Adapter } else { Weights::All }, ..train };
+                let train =
+                    TrainRecipe { weights: if lora.is_some() { TrainedWeights::Adapter } else { TrainedWeights::All }, ..train };
                 // A quantised cache has an exact undo log.
                 let form = if kv_cache.buffer == BufferKind::Plain { grad.undo_log.form } else { StoreForm::Plain };
                 let waits = train.offload == Offload::Weights;

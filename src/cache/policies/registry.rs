@@ -6,7 +6,7 @@ use super::{
     rkv, smart_lastrec, snapkv, tova, triattention,
 };
 use crate::cache::Policy;
-use crate::recipe::{InitialPart, PolicyRecipe};
+use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
 /// A policy that a recipe may name.
@@ -73,8 +73,7 @@ pub fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Polic
     (entry.build)(recipe, cache_length)
 }
 
-/// What the initial part of a prompt is for the policy that a recipe names, if that protects it.
-pub fn initial_part(recipe: &PolicyRecipe) -> Result<Option<InitialPart>, Fault> {
-    // It does not depend on the length.
-    Ok(build(recipe, usize::MAX)?.traits().initial_part.map(|(part, _)| part.clone()))
+/// The policy that a recipe names, to be asked for its traits: no length of a cache changes them.
+pub fn of_any_length(recipe: &PolicyRecipe) -> Result<Box<dyn Policy>, Fault> {
+    build(recipe, usize::MAX)
 }

@@ -7,9 +7,9 @@ use tch::{Device, Kind, TchError, Tensor, no_grad};
 use super::check::DoctorCheck;
 use crate::files::free_space;
 use crate::native::cuda::libtorch_folder;
-use crate::native::{cpu_capability, cpu_has, libtorch_version, loaded_libtorch, threads_at_work};
+use crate::native::{attainable_memory, cpu_capability, cpu_has, libtorch_version, loaded_libtorch, threads_at_work};
 use crate::ops::attention::Backend;
-use crate::report::memory::attainable;
+use crate::units::Bytes;
 
 /// Side of the matrices that are multiplied.
 const SIDE: i64 = 512;
@@ -19,7 +19,7 @@ const TOLERANCES: [(Kind, &str, f64); 2] = [(Kind::Float, "f32", 1e-5), (Kind::B
 /// All of it; scratch files would be in `scratch`.
 pub(super) fn examine(scratch: &Path) -> Vec<DoctorCheck> {
     let kernels = TOLERANCES.map(|(kind, dtype, _)| format!("{} in {dtype}", Backend::preferred(Device::Cpu, kind, 128)));
-    let memory = match attainable() {
+    let memory = match attainable_memory().map(Bytes) {
         Some(bytes) => DoctorCheck::ok("host memory", format!("{bytes} for this process")),
         None => DoctorCheck::missing("host memory", "the system does not tell"),
     };

@@ -114,7 +114,7 @@ impl AnswerArguments {
         // Only rankings have labels for references.
         let are_ranks = || dataset.question(0).is_ok_and(|first| Metric::Ndcg10.score("", &first.references).is_ok());
         let metrics = match (&self.metrics[..], dataset.format()) {
-            ([], Some(format)) => (format.metrics)(&recipe.data, &are_ranks),
+            ([], Some(format)) => (format.metrics)(recipe.data.each().find_map(|data| data.family), &are_ranks),
             ([], None) => &[Metric::ExactMatch, Metric::F1],
             (asked, _) => asked,
         };

@@ -13,7 +13,7 @@ use crate::data::{Dataset, Splits, Tokenizer};
 use crate::dist::ProcessGroup;
 use crate::files;
 use crate::model::{Model, has_fingerprint};
-use crate::recipe::{OnTooLong, Recipe, Weights};
+use crate::recipe::{OnTooLong, Recipe, TrainedWeights};
 use crate::report::console;
 use crate::train::{self, FoundCheckpoint};
 use crate::units::Fault;
@@ -85,7 +85,7 @@ impl Target {
     }
 
     pub(super) fn adapter(&self) -> Option<&Path> {
-        self.checkpoint.as_ref().filter(|found| found.holds == Weights::Adapter).map(|found| found.dir.as_path())
+        self.checkpoint.as_ref().filter(|found| found.holds == TrainedWeights::Adapter).map(|found| found.dir.as_path())
     }
 
     /// The recipe, and what is to be said of its spelling.
@@ -98,7 +98,7 @@ impl Target {
                 recipe.model.path = files::absolute(&self.path);
                 recipe.model.adapter = None;
             }
-            Some(found) if found.holds == Weights::All => {
+            Some(found) if found.holds == TrainedWeights::All => {
                 // It is a model of its own: another one that is asked for would go unheard.
                 if Recipe::load(&self.recipe, &[]).is_ok_and(|written| written.recipe.model.path != recipe.model.path) {
                     return Err(Fault::usage(

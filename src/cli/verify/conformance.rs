@@ -10,7 +10,7 @@ use crate::cli::used_model::recipe_beside;
 use crate::export::PolicyFile;
 use crate::files;
 use crate::model::{self, Adapter, Model, ModelSource};
-use crate::recipe::{Recipe, Weights};
+use crate::recipe::{Recipe, TrainedWeights};
 use crate::report::console;
 use crate::train;
 use crate::units::Fault;
@@ -19,7 +19,7 @@ use crate::units::Fault;
 pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(), Fault> {
     let file = PolicyFile::read(dir)?;
     let of_file = file.to_recipe(dir, Path::new("."), &[])?.model;
-    let is_adapter = crate::checkpoint::holds(dir) == Some(Weights::Adapter);
+    let is_adapter = crate::checkpoint::holds(dir) == Some(TrainedWeights::Adapter);
     let model_dir = if is_adapter { base_of(dir, base)? } else { dir.to_owned() };
     // The choices were recorded with the weights packed as the run's recipe says; another base is as it is.
     let of_run =

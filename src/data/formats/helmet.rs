@@ -17,7 +17,7 @@ const FACTS: DataFormat = DataFormat {
     has_prompt: true,
     has_messages: true,
     // HELMET's own of a family, where it is a formula.
-    metrics: |recipe, are_ranks| match recipe.each().find_map(|data| data.family) {
+    metrics: |family, are_ranks| match family {
         Some(HelmetFamily::Icl) => &[Metric::ExactMatch, Metric::F1],
         Some(HelmetFamily::InfbenchChoice) => &[Metric::ExactMatch],
         Some(family) if family.is_message() => {
