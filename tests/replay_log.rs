@@ -208,7 +208,7 @@ fn what_contradicts_itself_is_refused_with_its_place() {
         (numbers("spans", &[3, 3], &[0, 0, huge, 0, huge, 1, 1, huge + 1, 2]), "chunk 0 does not follow"),
         (numbers("spans", &[0, 3], &[]), "`real` is I64 of shape [3, 1], expected I64 of shape [0, any]"),
         (numbers("real", &[3, 1], &[1, 1, 2]), "chunk 0 does not follow"),
-        (numbers("real", &[3, 1], &[2, 1, 1]), "its chunks have 5 columns"),
+        (numbers("real", &[3, 1], &[2, 1, 1]), "its chunks have 5 positions"),
         (numbers("real", &[3, 0], &[]), "it has no chunks"),
     ] {
         let error = ReplayLog::load(&file_with(dir.path(), vec![changed])).unwrap_err();
@@ -273,11 +273,11 @@ fn the_size_is_known_beforehand() {
         let (real, (_, predicted)) = sizes(&full_one_by_one(&case));
         assert!(real <= predicted, "{}: {real}, predicted {predicted}", case.policy);
     }
-    // 26, 24 and 22 columns leave: one choice for all, and one for each of the sequences that are under way, with 2 heads.
+    // 26, 24 and 22 positions leave: one choice for all, and one for each of the sequences that are under way, with 2 heads.
     assert_eq!(sizes(&case_of("lastrec", "")), (Bytes(72), (Bytes(3), Bytes(72))));
     assert_eq!(sizes(&case_of("streaming-llm", "")), (Bytes(72), (Bytes(3), Bytes(72))));
     assert_eq!(sizes(&case_of("h2o", "score_prefill = true")), (Bytes(252), (Bytes(18), Bytes(252))));
-    // Until something has been scored, the first choice is one of positions: 4 columns a layer, or what a longer cache leaves of them.
+    // Until something has been scored, the first choice is one of positions: 4 of them a layer, or what a longer cache leaves of them.
     let (real, (_, predicted)) = sizes(&case_of("h2o", ""));
     assert!(predicted == Bytes(252) && real < predicted, "{real}");
 }
@@ -362,11 +362,8 @@ fn a_log_of_another_batch_or_model_is_refused() {
     for (log, words) in [
         (fewer, "expected 3 layers, found 2 layers"),
         (drawn(&[44, 37], case.cache, 5), "expected a batch of 3, found a batch of 2"),
-        (
-            drawn(&[44, 37, 10], case.cache, 5),
-            "chunk 1 (event 0) of 5 columns from position 5, with [5, 5, 5] tokens by sequence",
-        ),
-        (drawn(case.lengths, case.cache, 4), "chunk 0 (event 0) of 4 columns"),
+        (drawn(&[44, 37, 10], case.cache, 5), "chunk 1 (event 0) of 5 positions from 5, with [5, 5, 5] tokens by sequence"),
+        (drawn(case.lengths, case.cache, 4), "chunk 0 (event 0) of 4 positions"),
         (drawn(case.lengths, &[18, 20, 23], 5), "expected 22 slots in layer 2, found 23 slots in layer 2"),
     ] {
         let engine = support::engine(&case, &model).following(log);

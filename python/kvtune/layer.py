@@ -170,7 +170,7 @@ class PolicyLayer(CacheLayerMixin):
         return out
 
     def _end(self, k: Tensor, v: Tensor, mass: Tensor, rule: Rule) -> None:
-        """Stores the chunk, of which and of the past `k` and `v` are what it has seen, and lets the policy take notes."""
+        """Stores the chunk, of which and of the past `k` and `v` are what it has seen, and lets the policy keep its statistics."""
         own_k, own_v = self.own
         if self.bits:
             stored = ((self.k, own_k), (self.v, own_v))
@@ -202,8 +202,8 @@ class PolicyLayer(CacheLayerMixin):
         def weights(last: int) -> Tensor:
             return attention.weights_of(part := q[:, :, :, -last:], k, self._mask(part.shape[3], k.shape[2]), rule)
 
-        notes = self.position, self.observed, self.features
-        seen = Attended(q, rule.scale, k, v, mass, *notes, first < self.prefill, self.seen, weights)
+        stats = self.position, self.observed, self.features
+        seen = Attended(q, rule.scale, k, v, mass, *stats, first < self.prefill, self.seen, weights)
         observed = self.policy.observe(seen)
         self.observed = self.observed if observed is None else observed
         self.past, self.own, self.q = [], [], []

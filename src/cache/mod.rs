@@ -25,7 +25,7 @@ pub use footprint::{UndoBytes, stats_per_entry};
 pub use gradients::CacheGrads;
 pub use layer::{LayerCache, Written};
 pub(crate) use policies::{STREAMING_LLM_SINKS, rolling};
-pub use policies::{build, of_any_length};
+pub use policies::{build, initial_part, of_any_length};
 pub use policy::{BudgetRule, ChunkAttention, Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Scope};
 pub use ragged::Placement;
 pub use replay::{LayerLog, ReplayLog, log_bytes_per_token};

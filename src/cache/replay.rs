@@ -154,7 +154,7 @@ impl ReplayLog {
             let words = |s: &ChunkSpan| {
                 let ChunkSpan { index, chunk, start, len, real, is_block } = s;
                 let kind = if *is_block { "block" } else { "chunk" };
-                format!("{kind} {index} (event {chunk}) of {len} columns from position {start}, with {real:?} tokens by sequence")
+                format!("{kind} {index} (event {chunk}) of {len} positions from {start}, with {real:?} tokens by sequence")
             };
             same(expected, found, words)?;
         }

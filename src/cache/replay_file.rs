@@ -186,7 +186,7 @@ fn read_spans(file: &TensorFile) -> Result<Vec<ChunkSpan>, Fault> {
     let longest = lengths.iter().copied().max().unwrap_or(0);
     let is_whole = |last: &ChunkSpan| if last.is_block { (last.start + 1..=next).contains(&longest) } else { longest == next };
     if !spans.last().is_some_and(is_whole) {
-        return Err(invalid(file, format!("its chunks have {next} columns, and no sequence as many tokens")));
+        return Err(invalid(file, format!("its chunks have {next} positions, and no sequence as many tokens")));
     }
     Ok(spans)
 }

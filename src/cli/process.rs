@@ -46,7 +46,7 @@ pub fn main() -> ! {
         exit(i32::from(data::become_renderer().is_err()));
     }
     data::render_in_children_of("/proc/self/exe", RENDERER);
-    check_policies_by(|recipe| cache::build(recipe, usize::MAX).map(drop));
+    check_policies_by(|recipe| cache::of_any_length(recipe).map(drop));
     know_formats(data::formats());
     launch::follow_launcher();
     let code = parse(std::env::args_os()).map_or_else(|error| refused(&error), |arguments| code_of(&arguments));

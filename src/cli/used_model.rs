@@ -77,7 +77,7 @@ impl ModelArgs {
         fit_chunks(&mut recipe, model.config(), is_other, &self.set)?;
         let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None)?;
-        let rule = cache::of_any_length(&recipe.kv_cache.policy)?.traits().initial_part.map(|(part, _)| part.clone());
+        let rule = cache::initial_part(&recipe.kv_cache.policy)?;
         let initial_parts = rule.map(|rule| InitialPartFinder::new(&rule, tokenizer.as_ref())).transpose()?;
         Ok(LoadedModel { recipe, model, tokenizer, engine, initial_parts, adapter })
     }

@@ -29,12 +29,13 @@ pub fn error_of_panic(panic: &dyn Any) -> Fault {
 fn classify(text: &str) -> Fault {
     let memory = ["out of memory", "can't allocate memory", "not enough memory", "DefaultCPUAllocator", "ALLOC_FAILED"];
     if memory.iter().any(|m| text.contains(m)) {
-        let hint = "run fewer or shorter texts at a time, lower `kv_cache.cache_length` or `kv_cache.chunk_size`, or load smaller weights with \
-                    `model.dtype = \"bf16\"` or `model.quantize`";
+        let hint = "take fewer or shorter texts at a time, lower `kv_cache.cache_length` or `kv_cache.chunk_size`, or load smaller weights with \
+                    `model.dtype = \"bf16\"` or `model.quantize`; in training there is `train.offload`, too";
         Fault::new(Exit::Memory, format!("out of memory: {}", abridged(text))).with_hint(hint).of_kind(FaultKind::OutOfMemory)
     } else {
         let hint = "see whether `kvtune doctor` finds a cause; else please report it with the command";
-        Fault::failed(format!("libtorch: {}", abridged(text))).with_hint(hint).of_kind(FaultKind::Torch)
+        // In full, as whoever mends it needs all lines.
+        Fault::failed(format!("libtorch: {text}")).with_hint(hint).of_kind(FaultKind::Torch)
     }
 }
 

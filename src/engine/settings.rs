@@ -238,7 +238,7 @@ impl Settings {
         self.policies.get(of_recipe).map(|policy| policy.traits()).filter(|traits| !traits.keeps_all).map(|traits| traits.scope)
     }
 
-    /// Bytes of a layer's replay log at most, without the routing of experts: of one evicted entry of all heads, and of a whole batch planned as `plan`.
+    /// Bytes of a layer's replay log at most, without the routing of experts: of one evicted entry of all heads, and of a batch planned as `plan`.
     pub fn log_bytes(&self, layer: usize, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
         let PolicyTraits { keeps_all: false, scope, budgets, .. } = self.policies[layer].traits() else {
             return Default::default();

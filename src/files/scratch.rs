@@ -36,8 +36,11 @@ pub struct Scratch {
 impl Scratch {
     /// An [`unnamed_file`] of a directory.
     pub fn create(dir: &Path) -> Result<Self, Fault> {
-        let file = unnamed_file(dir).map_err(io_fault("create a scratch file in", dir))?;
-        Ok(Self { dir: dir.to_owned(), file, len: 0 })
+        let refused = |error| {
+            let fault = io_fault("create a scratch file in", dir)(error);
+            if dir.exists() { fault } else { fault.with_hint("make that directory, or name one that exists") }
+        };
+        Ok(Self { dir: dir.to_owned(), file: unnamed_file(dir).map_err(refused)?, len: 0 })
     }
 
     /// What it takes on the disk.
@@ -88,7 +91,8 @@ fn options() -> OpenOptions {
     options
 }
 
-/// For file systems whose files all have a name at first, as NFS. Who is killed before it is removed leaves an empty file.
+/// For file systems whose files all have a name at first. Who is killed before it is removed leaves an empty file. NFS shows the file as
+/// `.nfs…` until it is closed.
 fn without_its_name(dir: &Path) -> io::Result<DiskFile> {
     let path = temporary_beside(&dir.join("scratch"));
     let file = DiskFile::open("scratch", &path, options().create_new(true))?;

@@ -9,25 +9,25 @@ static BEFORE: AtomicU64 = AtomicU64::new(0);
 
 /// So much memory, and what of it nobody needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostMemory {
+pub(super) struct HostMemory {
     pub total: u64,
     /// What can still be had, pages of files counted as free.
     pub left: u64,
 }
 
 /// The machine's, as the system tells, if it does. A machine whose memory grows when it is asked for tells less than it will have.
-pub fn machine_memory() -> Option<HostMemory> {
+pub(super) fn machine_memory() -> Option<HostMemory> {
     let line = |key| line_of(Path::new("/proc/meminfo"), key).map(|kibibytes| kibibytes * 1024);
     Some(HostMemory { total: line("MemTotal:")?, left: line("MemAvailable:")? })
 }
 
 /// What the control groups of the process allow: the limit of which the least is left; `None` where none of them has a limit.
-pub fn allowed_memory() -> Option<HostMemory> {
+pub(super) fn allowed_memory() -> Option<HostMemory> {
     groups().iter().filter_map(|group| of_group(group)).min_by_key(|memory| memory.left)
 }
 
 /// The number behind `key` in a file of such lines.
-pub fn line_of(file: &Path, key: &str) -> Option<u64> {
+pub(super) fn line_of(file: &Path, key: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     text.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next()?.parse().ok())
 }

@@ -29,7 +29,7 @@ pub use kernels::{
     AttentionShape, KvBlock, ScoreRule, add_product, attend, attend_backward, attention_mass, computes, product, widened_bytes,
 };
 pub use mapped::{FileMap, arrow_buffer, tensor_over};
-pub use memory::*;
+pub use memory::{attainable_memory, available_memory, peak_memory, peak_resident, reset_peak_memory, resident_memory};
 pub use meter::{AllocationMeter, give_free_memory_back};
 pub use pointwise::{RotationDirection, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
 pub use quantiser::{quantise_on_cpu, restore_on_cpu};

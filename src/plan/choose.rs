@@ -166,6 +166,7 @@ impl Planner<'_> {
             return self.consider(grad);
         }
         let none = self.consider(grad.closed())?;
+        // As the recipe's rule is: on all devices, also where no weights wait.
         if !none.fits || self.recipe.train.offload == Offload::Weights {
             return Ok(none);
         }

@@ -69,7 +69,7 @@ pub(super) fn companions_of_end(recipe: &Recipe) -> Result<Vec<(String, Vec<u8>)
 
 pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Splits, Fault> {
     let limits = limits(config);
-    let initial = cache::of_any_length(&recipe.kv_cache.policy)?.traits().initial_part.map(|(part, _)| part.clone());
+    let initial = cache::initial_part(&recipe.kv_cache.policy)?;
     let mut progress = Tokenising::begin();
     let (head, seed) = (&recipe.head, recipe.train.seed);
     let request = DataRequest { recipe: &recipe.data, head, tokenizer, limits, initial: initial.as_ref(), seed };

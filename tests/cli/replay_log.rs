@@ -61,12 +61,12 @@ fn a_log_that_belongs_elsewhere() {
     hint: take the recipe, the data and the number of samples with which the log was written
     ");
     assert_snapshot!(verify(&place, &["--samples", "2", "--replay-log", LOG, "--set", "kv_cache.chunk_size=4"]).refused(3), @r"
-    error: the replay log belongs to another model or batch: expected chunk 0 (event 0) of 4 columns from position 0, with [4, 4] tokens by sequence, found chunk 0 (event 0) of 8 columns from position 0, with [8, 8] tokens by sequence
+    error: the replay log belongs to another model or batch: expected chunk 0 (event 0) of 4 positions from 0, with [4, 4] tokens by sequence, found chunk 0 (event 0) of 8 positions from 0, with [8, 8] tokens by sequence
 
     hint: take the recipe, the data and the number of samples with which the log was written
     ");
     assert_snapshot!(verify(&place, &["--samples", "2", "--replay-log", LOG, "--set", "kv_cache.cache_length=33"]).refused(3), @r"
-    error: the replay log belongs to another model or batch: expected chunk 4 (event 0) of 1 columns from position 32, with [1, 1] tokens by sequence, found chunk 4 (event 1) of 8 columns from position 32, with [8, 8] tokens by sequence
+    error: the replay log belongs to another model or batch: expected chunk 4 (event 0) of 1 positions from 32, with [1, 1] tokens by sequence, found chunk 4 (event 1) of 8 positions from 32, with [8, 8] tokens by sequence
 
     hint: take the recipe, the data and the number of samples with which the log was written
     ");

@@ -38,9 +38,8 @@ impl Used {
         }
         let tokenizer = Tokenizer::load_if_present(&path).unwrap();
         let engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None).unwrap();
-        let policy = kvtune::cache::of_any_length(&recipe.kv_cache.policy).unwrap();
-        let rule = policy.traits().initial_part.map(|(part, _)| part);
-        let initial_parts = rule.map(|rule| InitialPartFinder::new(rule, tokenizer.as_ref()).unwrap());
+        let rule = kvtune::cache::initial_part(&recipe.kv_cache.policy).unwrap();
+        let initial_parts = rule.map(|rule| InitialPartFinder::new(&rule, tokenizer.as_ref()).unwrap());
         Self { model, engine, tokenizer, initial_parts }
     }
 

@@ -94,8 +94,7 @@ fn a_policy_made_by_a_program_has_no_place() {
 
 #[test]
 fn the_initial_part_of_prompts_has_defaults_and_a_regular_expression_that_is_one() {
-    let built = |lines: &str| kvtune::cache::of_any_length(&policy(lines));
-    let read = |lines: &str| built(lines).map(|policy| policy.traits().initial_part.unwrap().0.clone());
+    let read = |lines: &str| kvtune::cache::initial_part(&policy(lines)).map(Option::unwrap);
     let end_regex = WrittenRegex::new("<text>").unwrap();
     let expected = InitialPart { end_regex, include_end_string: true, pad_id: 0, range_is_prefix: true };
     assert_eq!(read("policy.smart-lastrec = { end_initial_regex = '<text>' }").unwrap(), expected);

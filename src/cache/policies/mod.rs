@@ -22,7 +22,7 @@ mod window;
 
 pub(crate) use lastrec::rolling;
 pub(crate) use params::STREAMING_LLM_SINKS;
-pub use registry::{PolicyEntry, REGISTRY, build, names, of_any_length};
+pub use registry::{PolicyEntry, REGISTRY, build, initial_part, names, of_any_length};
 
 use super::Policy;
 use crate::recipe::PolicyRecipe;

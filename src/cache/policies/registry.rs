@@ -6,7 +6,7 @@ use super::{
     rkv, smart_lastrec, snapkv, tova, triattention,
 };
 use crate::cache::Policy;
-use crate::recipe::PolicyRecipe;
+use crate::recipe::{InitialPart, PolicyRecipe};
 use crate::units::Fault;
 
 /// A policy that a recipe may name.
@@ -73,7 +73,12 @@ pub fn build(recipe: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Polic
     (entry.build)(recipe, cache_length)
 }
 
-/// The policy that a recipe names, to be asked for its traits: no length of a cache changes them.
+/// The policy that a recipe names, to be asked for what no length of a cache changes: what it needs, and not how many tokens stay.
 pub fn of_any_length(recipe: &PolicyRecipe) -> Result<Box<dyn Policy>, Fault> {
     build(recipe, usize::MAX)
+}
+
+/// What the initial part of a prompt is for the policy that a recipe names, if that protects it.
+pub fn initial_part(recipe: &PolicyRecipe) -> Result<Option<InitialPart>, Fault> {
+    Ok(of_any_length(recipe)?.traits().initial_part.map(|(part, _)| part.clone()))
 }

@@ -40,11 +40,11 @@ impl TemplateText {
             ("tools", json!(of.tools)),
             ("documents", json!(of.documents)),
             ("add_generation_prompt", json!(adds_generation_prompt)),
-            (IS_MARKED, json!(is_marked)),
         ];
         let known = known.into_iter().map(|(name, value)| (name.to_owned(), value));
         let tokens = self.tokens.iter().map(|(name, token)| (name.clone(), json!(token)));
-        known.chain(tokens).chain(of.variables.clone()).collect()
+        // No caller's variable can set marks.
+        known.chain(tokens).chain(of.variables.clone()).chain([(IS_MARKED.to_owned(), json!(is_marked))]).collect()
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 
 use super::conversation::Conversation;
 use super::jinja::{CompiledTemplate, TemplateText};
-use super::marks::taken_out;
+use super::marks::{CLOSE, OPEN, taken_out};
 use super::renderer::Renderers;
 use super::scan::rewrite;
 use crate::metrics::is_space;
@@ -40,6 +40,7 @@ impl ChatTemplate {
     pub(super) fn new(source: &str, tokens: Vec<(String, String)>, place: String, now: Option<NaiveDateTime>) -> Self {
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let now = now.map(|now| format!("{now:?}"));
+        // It is strangers' text, of which this takes one look at each character and no more.
         let has_generation = rewrite(&source).has_generation;
         Self { text: Arc::new(TemplateText { source, tokens, now }), execution: Arc::default(), has_generation, place }
     }
@@ -89,6 +90,10 @@ impl ChatTemplate {
         let text = self.render(conversation, false)?;
         match taken_out(&self.render_messages(conversation, &conversation.messages, false, true)?) {
             Some((same, spans)) if same == text => Ok((text, spans)),
+            _ if [OPEN, CLOSE].iter().any(|mark| text.contains(mark)) => Err(self.fault(
+                "it is given text with noncharacters of Unicode, U+FDD0 to U+FDD3, by which the assistant's text is found"
+                    .to_owned(),
+            )),
             _ => Err(self.fault(
                 "it changes text around its generation tags, so that nobody can say where the assistant's ends".to_owned(),
             )),

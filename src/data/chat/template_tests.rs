@@ -109,9 +109,15 @@ fn the_assistants_text_is_found() {
     assert_eq!(spans(captured, none()).unwrap(), ("xyy12ab".to_owned(), vec![5..7]));
     let scoped = "{% set ns = namespace(a=1) %}{% set b = 1 %}{% generation %}{% set ns.a = 2 %}{% set b = 2 %}{% endgeneration %}{{ ns.a }}{{ b }}";
     assert_eq!(spans(scoped, none()).unwrap(), ("21".to_owned(), vec![]));
+    // A caller's variable of the name sets no marks, and takes none away.
+    let variables = json!({"__is_marked": true}).as_object().unwrap().clone();
+    let own = Conversation { variables, ..conversation(json!([{"role": "assistant", "content": "b"}])) };
+    let template_of = template(source).unwrap();
+    assert_eq!(template_of.render(&own, false).unwrap(), "ab</s>");
+    assert_eq!(template_of.render_with_spans(&own).unwrap().1, [1..6]);
     // What has the marks itself is not taken for what they show.
     let marks = json!([{"role": "user", "content": format!("{OPEN}a{CLOSE}")}, {"role": "assistant", "content": "b"}]);
-    assert!(spans(source, marks).is_err());
+    assert!(spans(source, marks).unwrap_err().to_string().contains("U+FDD0"));
     for changed in [
         "{% set q %}{% generation %} a {% endgeneration %}{% endset %}{{ q | trim }}",
         "{% set q %}{% generation %}abc{% endgeneration %}{% endset %}{{ q[:2] }}",
