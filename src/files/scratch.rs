@@ -18,7 +18,8 @@ pub fn unnamed_file(dir: &Path) -> io::Result<DiskFile> {
     let dir = nearest_existing(dir);
     let unnamed = DiskFile::open("scratch", &dir, options().custom_flags(OFlags::TMPFILE.bits().cast_signed()));
     unnamed.or_else(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::OPNOTSUPP | Errno::ISDIR) => without_its_name(&dir),
+        // What systems say that know no such files.
+        Some(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => without_its_name(&dir),
         _ => Err(error),
     })
 }
