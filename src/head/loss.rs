@@ -133,9 +133,11 @@ mod tests_of_distilled {
             let kl_n = if k == v {
                 (all_nv.exp() * (&all_nv - q_nv.log())).sum_dim_intlist(&[-1i64][..], false, Kind::Double)
             } else {
-                let with_rest =
-                    |x: &Tensor| Tensor::cat(&[x.shallow_clone(), -x.sum_dim_intlist(&[-1i64][..], true, Kind::Double) + 1.0], 1);
-                let (p, q) = (with_rest(&p_nk), with_rest(&q_nk));
+                // The teacher's rest is what its tokens leave, for no more is known of it. The model's is a sum: 1 less the others loses its digits
+                // where they have nearly all, as no tolerance of the gradient allows.
+                let total = |x: &Tensor| x.sum_dim_intlist(&[-1i64][..], true, Kind::Double);
+                let p = Tensor::cat(&[&p_nk, &(-total(&p_nk) + 1.0)], 1);
+                let q = Tensor::cat(&[q_nk, total(&q_nv.scatter_value(1, &soft.token_nk, 0.0))], 1);
                 (&p * (p.log() - q.log())).sum_dim_intlist(&[-1i64][..], false, Kind::Double)
             };
             let ce_n = leaf.cross_entropy_loss::<Tensor>(&target, None, tch::Reduction::None, -100, 0.0);
