@@ -117,7 +117,7 @@ fn strangers_are_refused_and_do_no_harm() {
     let mut garbage: Vec<Vec<u8>> = vec![b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0xff; 4096], vec![0; 64], Vec::new()];
     garbage.extend((0..=16).map(greeted));
     let (works, heard) = (AtomicBool::new(true), AtomicUsize::new(0));
-    let come = |launch: &Launched| ProcessGroup::join(launch, Duration::from_secs(5)).err().map(|error| error.to_string());
+    let come = |launch: &Launched| ProcessGroup::join(launch, TIMEOUT).err().map(|error| error.to_string());
     let refused = |world: &ProcessGroup| {
         world.barrier().unwrap();
         if !world.is_first() {

@@ -6,7 +6,7 @@ use super::trained::{ExportTarget, Trained};
 use crate::files::{self, GgufDtype, GgufFile, architecture_of};
 use crate::model::{CHAT_TEMPLATE, ModelConfig};
 use crate::recipe::Recipe;
-use crate::units::{Fault, abridged};
+use crate::units::{Fault, abridged, shell_word};
 
 pub(super) const GGUF_MODEL: &str = "model.gguf";
 pub(super) const GGUF_ADAPTER: &str = "adapter.gguf";
@@ -58,7 +58,7 @@ impl GgufUsage {
 
     /// Lines of a shell; the base, a file or its folder, is told as `base`, and the export lies in `here`.
     pub(super) fn lines(&self, base: &str, here: &str) -> String {
-        let (file, longest) = (|name: &str| format!("\"{here}/{name}\""), self.longest);
+        let (file, longest) = (|name: &str| shell_word(format!("{here}/{name}")), self.longest);
         let convert = match (self.whole, &self.base[..]) {
             (None, []) => format!(
                 "# DIRECTORY: the base as a plain model in Hugging Face's format\npython convert_hf_to_gguf.py --outfile {} DIRECTORY\n",
@@ -74,7 +74,7 @@ impl GgufUsage {
         let model = match (self.whole, self.base.first()) {
             (Some(_), _) => file(GGUF_MODEL),
             (None, None) => format!("{} --lora {}", file(GGUF_BASE), file(GGUF_ADAPTER)),
-            (None, Some(first)) => format!("\"{}\" --lora {}", told(base, first).display(), file(GGUF_ADAPTER)),
+            (None, Some(first)) => format!("{} --lora {}", shell_word(told(base, first).display()), file(GGUF_ADAPTER)),
         };
         format!("{convert}llama-cli -m {model} -c {longest}{template}")
     }
@@ -124,19 +124,19 @@ mod tests {
     #[test]
     fn an_adapter_goes_beside_a_file_of_its_base() {
         let of_file = usage(None, false, &["m.gguf"]);
-        assert_eq!(of_file.lines("m.gguf", "here"), "llama-cli -m \"m.gguf\" --lora \"here/adapter.gguf\" -c 64");
+        assert_eq!(of_file.lines("m.gguf", "here"), "llama-cli -m m.gguf --lora here/adapter.gguf -c 64");
         let of_directory = usage(None, false, &[]).lines("m", "here");
         assert!(
-            of_directory.contains("--outfile \"here/base.gguf\" DIRECTORY\nllama-cli -m \"here/base.gguf\" --lora "),
+            of_directory.contains("--outfile here/base.gguf DIRECTORY\nllama-cli -m here/base.gguf --lora "),
             "{of_directory}"
         );
-        assert!(usage(None, false, &["/models/m/x.gguf"]).lines("m", ".").starts_with("llama-cli -m \"m/x.gguf\" "));
+        assert!(usage(None, false, &["/models/m/x.gguf"]).lines("m", ".").starts_with("llama-cli -m m/x.gguf "));
         let with_template = GgufUsage { has_template: true, ..of_file };
-        assert!(with_template.lines("m.gguf", "here").ends_with(" --jinja --chat-template-file \"here/chat_template.jinja\""));
+        assert!(with_template.lines("m.gguf", "$HOME").ends_with(" --jinja --chat-template-file '$HOME/chat_template.jinja'"));
         assert!(with_template.note().is_none() && GgufUsage { for_ollama: true, ..with_template }.note().is_some());
         assert_eq!(
             usage(Some(GgufDtype::Q8_0), false, &["m.gguf"]).lines("m.gguf", "here"),
-            "llama-cli -m \"here/model.gguf\" -c 64"
+            "llama-cli -m here/model.gguf -c 64"
         );
     }
 
@@ -149,9 +149,7 @@ mod tests {
         assert_eq!(modelfile(None, &[]), "FROM ./base.gguf\nADAPTER ./adapter.gguf\nPARAMETER num_ctx 64\n");
         assert_eq!(usage(None, false, &[]).modelfile(), None);
         assert!(
-            usage(None, true, &["m.gguf"])
-                .lines("m.gguf", "here")
-                .starts_with("ollama create trained --file \"here/Modelfile\"\n")
+            usage(None, true, &["m.gguf"]).lines("m.gguf", "here").starts_with("ollama create trained --file here/Modelfile\n")
         );
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::gguf::GgufUsage;
 use super::trained::ExportTarget;
 use crate::files::has_of_model;
+use crate::units::shell_word;
 
 /// What decides how an export is loaded.
 #[derive(Debug)]
@@ -26,12 +27,15 @@ impl Usage {
 
     /// Lines of Python or of a shell, each with the name of its language; the export lies in `here`.
     pub(super) fn lines(&self, base: &str, here: &str) -> Vec<(&'static str, String)> {
+        // A string of JSON is one of Python.
+        let [base_text, here_text] = [base, here].map(|path| serde_json::Value::from(path).to_string());
+        let [base_word, here_word] = [base, here].map(shell_word);
         let class = if self.classes.is_some() { "AutoModelForSequenceClassification" } else { "AutoModelForCausalLM" };
         let (import, tokenizer) = if self.has_tokenizer {
             // Texts are trained with an end of sequence behind them, at which the class is read; tokenizers do not write it.
             let inputs = "\ninputs = tokenizer(text + tokenizer.eos_token, return_tensors=\"pt\")";
             let inputs = if self.classes.is_some() { inputs } else { "" };
-            (", AutoTokenizer", format!("\ntokenizer = AutoTokenizer.from_pretrained({here:?}){inputs}"))
+            (", AutoTokenizer", format!("\ntokenizer = AutoTokenizer.from_pretrained({here_text}){inputs}"))
         } else {
             ("", String::new())
         };
@@ -42,18 +46,18 @@ impl Usage {
             ExportTarget::Peft => vec![(
                 "python",
                 format!(
-                    "from peft import PeftModel\n{transformers}base = {class}.from_pretrained({base:?}{labels})\n\
-                     model = PeftModel.from_pretrained(base, {here:?}){tokenizer}"
+                    "from peft import PeftModel\n{transformers}base = {class}.from_pretrained({base_text}{labels})\n\
+                     model = PeftModel.from_pretrained(base, {here_text}){tokenizer}"
                 ),
             )],
             ExportTarget::Vllm => {
-                vec![("sh", format!("vllm serve {base:?} --enable-lora{room} --lora-modules adapter={here:?}"))]
+                vec![("sh", format!("vllm serve {base_word} --enable-lora{room} --lora-modules adapter={here_word}"))]
             }
             ExportTarget::Gguf { .. } => self.gguf.iter().map(|gguf| ("sh", gguf.lines(base, here))).collect(),
             ExportTarget::Merged => {
-                let convert = format!("python convert_hf_to_gguf.py --outfile model.gguf {here:?}");
-                let served = format!("vllm serve {here:?}\n\n{convert}\nllama-cli -m model.gguf");
-                let python = format!("{transformers}model = {class}.from_pretrained({here:?}){tokenizer}");
+                let convert = format!("python convert_hf_to_gguf.py --outfile model.gguf {here_word}");
+                let served = format!("vllm serve {here_word}\n\n{convert}\nllama-cli -m model.gguf");
+                let python = format!("{transformers}model = {class}.from_pretrained({here_text}){tokenizer}");
                 [("python", python), ("sh", served)].into_iter().take(if self.classes.is_some() { 1 } else { 2 }).collect()
             }
         }

@@ -17,14 +17,12 @@ pub struct BlockLoss {
 pub(super) fn cross_entropy(scores_nk: &Tensor, target_n: &Tensor, weight: Option<f64>) -> BlockLoss {
     let target_n1 = target_n.unsqueeze(1);
     let (largest_n1, best_n1) = scores_nk.max_dim(-1, true);
-    let mut power_nk = (scores_nk - &largest_n1).exp_();
-    let sum_n1 = power_nk.sum_dim_intlist(&[-1i64][..], true, power_nk.kind());
-    let value_n1 = sum_n1.log() + largest_n1 - scores_nk.gather(1, &target_n1, false);
+    let mut prob_nk = scores_nk.softmax(-1, None);
+    // The likeliest has 1 / Σ exp(scores − largest), which is no less than 1 / K.
+    let value_n1 = largest_n1 - prob_nk.gather(1, &best_n1, false).log() - scores_nk.gather(1, &target_n1, false);
     let figures = [&value_n1, &best_n1.eq_tensor(&target_n1)].map(|figure| figure.to_kind(Kind::Double).view(-1));
-    let gradient_nk = weight.map(|weight| {
-        power_nk *= sum_n1.reciprocal() * weight;
-        power_nk.scatter_add_(1, &target_n1, &value_n1.full_like(-weight))
-    });
+    let gradient_nk =
+        weight.map(|weight| prob_nk.g_mul_scalar_(weight).scatter_add_(1, &target_n1, &value_n1.full_like(-weight)));
     BlockLoss { loss_and_correct_2n: Tensor::stack(&figures, 0), gradient_nk }
 }
 

@@ -12,17 +12,20 @@ pub struct StepMeter<'a> {
     /// Runs from the beginning of the step's last micro-batch.
     pub(super) stopwatch: Option<&'a mut Stopwatch>,
     pub(super) memory: Option<&'a mut MemoryMeter>,
-    /// The resident size above which freed memory is given back; raised to what the process had then.
+    /// The resident size above which freed memory is given back; raised a little above what the process had then.
     pub(super) limit: Option<&'a mut Bytes>,
 }
+
+/// The part of a process by which it may grow before freed memory is given back once more.
+const SLACK: u64 = 50;
 
 /// Gives freed memory back to the system where the process is larger than `limit`: kept, it serves no tensors of other sizes, as of longer sequences.
 fn hold(limit: &mut Bytes) {
     let Some(size) = resident_memory().map(Bytes).filter(|size| *size > *limit) else { return };
     give_free_memory_back();
-    // It is the peak now, which only what is larger raises. What is in use may be above the plan for good, and to give memory back in
-    // every cell takes a tenth of a long step.
-    *limit = size;
+    // What is in use may be above the plan for good, and each time all of it comes back as fresh pages: a tenth of a long step, if a step of
+    // the same size found itself a little larger in every cell.
+    *limit = Bytes(size.0 + size.0 / SLACK);
 }
 
 impl<'a> StepMeter<'a> {

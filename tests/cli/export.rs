@@ -329,7 +329,7 @@ fn an_end_and_an_export_are_ready_for_the_hub() {
     let policies: Vec<_> = results.iter().map(|result| result["metrics"][0]["args"]["policy"].as_str().unwrap()).collect();
     assert_eq!(policies, ["h2o", "lastrec"]);
     let said = place.run(&["export", "run", "--for", "merged"]).done();
-    assert!(said.out.contains("vllm serve \"run/export-merged\"") && said.out.contains("convert_hf_to_gguf.py"), "{}", said.out);
+    assert!(said.out.contains("vllm serve run/export-merged") && said.out.contains("convert_hf_to_gguf.py"), "{}", said.out);
 }
 
 /// Hugging Face's cache has links into its blobs.
@@ -398,7 +398,7 @@ fn a_run_on_packed_weights_is_resumed_and_merged_into_unpacked_ones() {
         let difference = own["loss"].as_f64().unwrap() - merged["loss"].as_f64().unwrap();
         assert!(difference.abs() < 1e-5, "{model}: {own} {merged}");
         let adapter = place.run(&["export", "run", "--for", "ollama"]).done().out;
-        assert!(adapter.contains("ollama create trained --file \"run/export-ollama/Modelfile\""), "{adapter}");
+        assert!(adapter.contains("ollama create trained --file run/export-ollama/Modelfile"), "{adapter}");
         let modelfile = String::from_utf8(place.read("run/export-ollama/Modelfile")).unwrap();
         assert!(
             modelfile.starts_with(if model.contains("gguf") { "FROM /" } else { "FROM ./base.gguf\n" })
@@ -408,7 +408,7 @@ fn a_run_on_packed_weights_is_resumed_and_merged_into_unpacked_ones() {
         assert!(place.read("run/export-ollama/adapter.gguf").starts_with(b"GGUF"));
         let packed = place.run(&["export", "run", "--for", "gguf", "--quantize", "f16"]);
         if model.contains("gguf") {
-            assert!(packed.done().out.contains("llama-cli -m \"run/export-gguf-model/model.gguf\""));
+            assert!(packed.done().out.contains("llama-cli -m run/export-gguf-model/model.gguf"));
             let packed = scores(&place, &["--base", "run/export-gguf-model", "--recipe", "run/recipe.resolved.toml"]);
             let difference = own["loss"].as_f64().unwrap() - packed["loss"].as_f64().unwrap();
             assert!(difference.abs() < 1e-2 && difference != 0.0, "{own} {packed}");
