@@ -36,8 +36,8 @@ impl Losses {
     }
 }
 
-/// Logits that are held at a time: few enough for a processor's last cache, unless that would be too few places for a fast product.
-const BLOCK_LOGITS: i64 = 1 << 21;
+/// Logits that are held at a time: few enough for a core's cache, unless that would be too few places for a fast product.
+const BLOCK_LOGITS: i64 = 1 << 20;
 /// On a GPU, which reads the whole output matrix for each block: enough places that arithmetic takes several times as long as that. With a
 /// vocabulary of 152 thousand they are 1765, and their scores in f32 a gibibyte.
 const BLOCK_LOGITS_CUDA: i64 = 1 << 28;

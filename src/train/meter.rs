@@ -17,7 +17,7 @@ pub struct StepMeter<'a> {
 }
 
 /// The part of a process by which it may grow before freed memory is given back once more.
-const SLACK: u64 = 50;
+const SLACK: u64 = 100;
 
 /// Gives freed memory back to the system where the process is larger than `limit`: kept, it serves no tensors of other sizes, as of longer sequences.
 fn hold(limit: &mut Bytes) {
