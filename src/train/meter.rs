@@ -16,15 +16,15 @@ pub struct StepMeter<'a> {
     pub(super) limit: Option<&'a mut Bytes>,
 }
 
-/// The part of a process by which it may grow before freed memory is given back once more.
+/// After freed memory was given back, a process may grow by one part in so many before that happens again.
 const SLACK: u64 = 100;
 
 /// Gives freed memory back to the system where the process is larger than `limit`: kept, it serves no tensors of other sizes, as of longer sequences.
 fn hold(limit: &mut Bytes) {
     let Some(size) = resident_memory().map(Bytes).filter(|size| *size > *limit) else { return };
     give_free_memory_back();
-    // What is in use may be above the plan for good, and each time all of it comes back as fresh pages: a tenth of a long step, if a step of
-    // the same size found itself a little larger in every cell.
+    // What is in use may be above the plan for good. What was given back returns as fresh pages, which would take a tenth of a long step if
+    // each page more counted, and so every cell gave memory back.
     *limit = Bytes(size.0 + size.0 / SLACK);
 }
 
