@@ -48,7 +48,7 @@ impl Moves {
     pub(super) fn overwrite(&self, plane: &Tensor) -> Tensor {
         let saved = in_rows(plane).index_select(0, &self.to);
         self.apply(plane);
-        saved
+        saved.view_dtype(plane.kind())
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
@@ -145,15 +145,17 @@ pub(super) fn move_back(plane: &Tensor, Moves { to, from, .. }: &Moves, saved: O
     let moved = rows.index_select(0, to);
     let _ = rows.index_copy_(0, from, &moved);
     let _ = match saved {
-        Some(saved) => rows.index_copy_(0, to, saved),
+        Some(saved) => rows.index_copy_(0, to, &saved.view_dtype(rows.kind())),
         None => rows.index_fill_(0, to, 0.0),
     };
 }
 
-/// `(B, G, C, …)` as `(B · G · C, …)`, in the same memory.
+/// `(B, G, C, …)` as `(B · G · C, …)`, in the same memory: numbers of 64 bits where a row has whole ones, as it is copied number by number.
 fn in_rows(plane: &Tensor) -> Tensor {
     let size = plane.size();
-    plane.view(&[&[-1], &size[3..]].concat()[..])
+    let rows = plane.view(&[&[-1], &size[3..]].concat()[..]);
+    let bytes = size[3..].iter().product::<i64>() * plane.kind().elt_size_in_bytes() as i64;
+    if bytes % 8 == 0 { rows.view_dtype(Kind::Double) } else { rows }
 }
 
 /// Moves entries back to where they came from, and what was saved to where it stood.

@@ -259,7 +259,7 @@ fn forward(x_bni: &Tensor, weight: &Weight, bias_o: Option<&Tensor>, low_rank: O
 /// Adds `inner · second` to `y` in place, with `inner = scale · x · firstᵀ`, which is the result: `y (m, o)`, `x (m, i)`, `first (r, i)`,
 /// `second (r, o)`; result `(m, r)`.
 fn add_low_rank(y: &mut Tensor, x: &Tensor, first_ri: &Tensor, second_ro: &Tensor, scale: f64) -> Tensor {
-    let inner = product(x, first_ri) * scale;
+    let inner = product(x, first_ri).g_mul_scalar_(scale);
     add_product(y, &inner, second_ro);
     inner
 }
@@ -267,7 +267,7 @@ fn add_low_rank(y: &mut Tensor, x: &Tensor, first_ri: &Tensor, second_ro: &Tenso
 /// `thinᵀ · wide`, summed up over rows: the gradient of a matrix of low rank. `thin (m, r)`, `wide (m, o)`; result `(r, o)`.
 fn across(thin: &Tensor, wide: &Tensor) -> Tensor {
     // The large factor is the one that may lie transposed.
-    product(&thin.transpose(0, 1).contiguous(), &wide.transpose(0, 1))
+    product(&thin.transpose(0, 1), &wide.transpose(0, 1))
 }
 
 impl LinearSaved {
