@@ -146,16 +146,17 @@ pub(super) fn move_back(plane: &Tensor, Moves { to, from, .. }: &Moves, saved: O
     let _ = rows.index_copy_(0, from, &moved);
     let _ = match saved {
         Some(saved) => rows.index_copy_(0, to, &saved.view_dtype(rows.kind())),
-        None => rows.index_fill_(0, to, 0.0),
+        None => rows.index_fill_(0, to, 0),
     };
 }
 
-/// `(B, G, C, …)` as `(B · G · C, …)`, in the same memory: numbers of 64 bits where a row has whole ones, as it is copied number by number.
+/// `(B, G, C, …)` as `(B · G · C, …)`, in the same memory. libtorch copies rows number by number: those of whole 64 bits are seen as i64, fewer
+/// numbers of the same bits.
 fn in_rows(plane: &Tensor) -> Tensor {
     let size = plane.size();
     let rows = plane.view(&[&[-1], &size[3..]].concat()[..]);
     let bytes = size[3..].iter().product::<i64>() * plane.kind().elt_size_in_bytes() as i64;
-    if bytes % 8 == 0 { rows.view_dtype(Kind::Double) } else { rows }
+    if bytes % 8 == 0 { rows.view_dtype(Kind::Int64) } else { rows }
 }
 
 /// Moves entries back to where they came from, and what was saved to where it stood.

@@ -267,7 +267,7 @@ fn add_low_rank(y: &mut Tensor, x: &Tensor, first_ri: &Tensor, second_ro: &Tenso
 /// `thinᵀ · wide`, summed up over rows: the gradient of a matrix of low rank. `thin (m, r)`, `wide (m, o)`; result `(r, o)`.
 fn across(thin: &Tensor, wide: &Tensor) -> Tensor {
     // The large factor is the one that may lie transposed.
-    product(&thin.transpose(0, 1), &wide.transpose(0, 1))
+    product(&thin.transpose(0, 1).contiguous(), &wide.transpose(0, 1))
 }
 
 impl LinearSaved {
@@ -283,7 +283,7 @@ impl LinearSaved {
         };
         let dinner = match (&l.x, &mut dx) {
             (None, Some(dx)) => add_low_rank(dx, &dy, &l.b_or.transpose(0, 1), &l.a_ri, l.scale),
-            _ => product(&dy, &l.b_or.transpose(0, 1)) * l.scale,
+            _ => product(&dy, &l.b_or.transpose(0, 1)).g_mul_scalar_(l.scale),
         };
         let own_dx = own_x.then(|| product(&dinner, &l.a_ri.transpose(0, 1)));
         let own_x = l.x.as_ref().or(self.x.as_ref());

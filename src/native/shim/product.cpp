@@ -1,9 +1,6 @@
 // Products of matrices on the CPU: oneDNN's for f32, which uses all vector units of CPUs by any maker, and libtorch's default for the rest. Where oneDNN
 // has no products of bf16, which is so without AVX-512, libtorch's take ten times as long as those of f32: there factors are widened first.
-#include "gemm.h"
 #include "guarded.h"
-#include "kinds.h"
-#include "rows.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -58,34 +55,6 @@ bool is_widened(const at::Tensor& x, const at::Tensor& w) {
   return is_narrow && x.size(0) > FEW_ROWS && w.numel() > 0 && !has_bf16_products();
 }
 
-// Multiplications up to which the call of oneDNN's linear takes as long as its work, and numbers of a factor that are turned to avoid that call.
-constexpr int64_t SMALL = 1 << 22, FEW = 1 << 13;
-
-// A matrix of f32 that lies row by row: `x` itself, or a copy where it has few numbers that lie column by column; undefined where it is neither.
-at::Tensor in_rows(const at::Tensor& x) {
-  if (!x.is_cpu() || x.scalar_type() != at::kFloat) return {};
-  int64_t rows = x.size(0), columns = x.size(1);
-  if (x.stride(1) == 1 && x.stride(0) >= columns) return x;
-  if (x.stride(0) != 1 || x.stride(1) < rows || x.numel() > FEW) return {};
-  at::Tensor turned = at::empty({rows, columns}, x.options());
-  transposed(data<float>(turned), columns, data<float>(x), x.stride(1), columns, rows);
-  return turned;
-}
-
-// Writes x (m, i) · w (i, o) to y (m, o), or adds it, by the kernel that attention uses, and says so: where it is small, as LoRA's products in a small
-// model are. A kernel is kept for every size, so that only few sizes are served: up to 16, and whole sixteens.
-bool made_at_once(const at::Tensor& y, const at::Tensor& x, const at::Tensor& w, bool adds) {
-  if (x.dim() != 2 || w.dim() != 2 || x.size(1) != w.size(0) || x.numel() == 0 || w.numel() == 0) return false;
-  Matrix size{x.size(0), w.size(1), x.size(1)};
-  bool is_small = size.rows * size.columns * size.inner <= SMALL;
-  for (int64_t n : {size.rows, size.columns, size.inner}) is_small &= n <= 16 || n % 16 == 0;
-  if (!is_small) return false;
-  at::Tensor a = in_rows(x), b = in_rows(w), c = in_rows(y);
-  if (!a.defined() || !b.defined() || !c.is_same(y)) return false;
-  multiply(size, {a.stride(0), b.stride(0), c.stride(0)}, data<float>(a), data<float>(b), data<float>(c), adds);
-  return true;
-}
-
 at::Tensor product(const at::Tensor& x, const at::Tensor& w);
 
 // Calls `take(start, part)` with x · w[start..]ᵀ in f32, some rows of w at a time.
@@ -108,17 +77,12 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& w) {
   const auto& fast = pointwise();
   bool is_served = x.scalar_type() == at::kFloat && w.scalar_type() == at::kFloat && x.device().is_cpu();
   if (!fast.has_value() || !is_served || x.numel() == 0 || w.numel() == 0) return at::linear(x, w);
-  if (x.dim() == 2) {
-    at::Tensor out = at::empty({x.size(0), w.size(0)}, x.options());
-    if (made_at_once(out, x, w.t(), false)) return out;
-  }
   static const Attributes none;
   return fast->call(x, w, std::nullopt, "none", none, "");
 }
 
 // y (m, o) + x (m, i) · w (i, o) in place.
 void add_product(at::Tensor& y, const at::Tensor& x, const at::Tensor& w) {
-  if (made_at_once(y, x, w, true)) return;
   if (!is_widened(x, w)) {
     y.addmm_(x, w);
     return;
