@@ -288,4 +288,21 @@ mod tests {
         let nothing = product(&drawn(&[0, 4]), &drawn(&[5, 4]));
         assert_eq!(nothing.size(), [0, 5]);
     }
+
+    /// In blocks of 64 rows where the factors are thin, and with the rest of them.
+    #[test]
+    fn added_products_are_those_of_f64() {
+        let drawn = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu));
+        for (rows, inner, out) in [(0, 8, 5), (1, 8, 5), (64, 1, 48), (200, 8, 70), (192, 64, 33), (130, 65, 7)] {
+            let (x, w, first) = (drawn(&[rows, inner]), drawn(&[inner, out]), drawn(&[rows, out]));
+            let expected = first.to_kind(Kind::Double) + x.to_kind(Kind::Double).matmul(&w.to_kind(Kind::Double));
+            for (x, w) in [(x.shallow_clone(), w.shallow_clone()), (x.t_copy().t_(), w.t_copy().t_())] {
+                let mut y = first.copy();
+                add_product(&mut y, &x, &w);
+                assert!(y.to_kind(Kind::Double).allclose(&expected, 1e-5, 1e-4, false), "{rows} × {inner} × {out}");
+            }
+        }
+        let wrong = || add_product(&mut drawn(&[64, 4]), &drawn(&[64, 8]), &drawn(&[8, 5]));
+        assert!(std::panic::catch_unwind(wrong).is_err());
+    }
 }

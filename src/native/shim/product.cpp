@@ -1,6 +1,9 @@
 // Products of matrices on the CPU: oneDNN's for f32, which uses all vector units of CPUs by any maker, and libtorch's default for the rest. Where oneDNN
 // has no products of bf16, which is so without AVX-512, libtorch's take ten times as long as those of f32: there factors are widened first.
+#include "gemm.h"
 #include "guarded.h"
+#include "kinds.h"
+#include "tasks.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -81,10 +84,31 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& w) {
   return fast->call(x, w, std::nullopt, "none", none, "");
 }
 
+// Rows that are multiplied at a time by a kernel which is kept for every size: that of a few rows more or less must not be another one.
+constexpr int64_t ROWS = 64;
+
+// y (m, o) + x (m, i) · w (i, o) in place, for the first rows of y; returns how many. Where x is thin, as LoRA's is, libtorch's addmm takes up to twice
+// as long.
+int64_t add_thin_product(at::Tensor& y, const at::Tensor& x, const at::Tensor& w) {
+  int64_t columns = w.size(1), inner = w.size(0), blocks = x.size(0) / ROWS;
+  auto is_served = [](const at::Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat && t.numel() > 0; };
+  bool fits = x.size(1) == inner && y.sizes() == at::IntArrayRef({x.size(0), columns}) && x.is_contiguous() && y.is_contiguous();
+  if (!fits || inner > ROWS || !is_served(y) || !is_served(x) || !is_served(w)) return 0;
+  at::Tensor factor = w.contiguous();
+  share_out_ranges(blocks, grain(ROWS * columns), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin * ROWS; row < end * ROWS; row += ROWS) {
+      multiply({ROWS, columns, inner}, {inner, columns, columns}, data<float>(x) + row * inner, data<float>(factor),
+               data<float>(y) + row * columns, true);
+    }
+  });
+  return blocks * ROWS;
+}
+
 // y (m, o) + x (m, i) · w (i, o) in place.
 void add_product(at::Tensor& y, const at::Tensor& x, const at::Tensor& w) {
   if (!is_widened(x, w)) {
-    y.addmm_(x, w);
+    int64_t done = add_thin_product(y, x, w);
+    if (done == 0 || done < y.size(0)) y.slice(0, done).addmm_(x.slice(0, done), w);
     return;
   }
   in_tiles(x, w.t(), [&](int64_t start, const at::Tensor& part) { y.narrow(1, start, part.size(1)).add_(part); });
