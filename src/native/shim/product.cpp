@@ -93,7 +93,7 @@ int64_t add_thin_product(at::Tensor& y, const at::Tensor& x, const at::Tensor& w
   int64_t columns = w.size(1), inner = w.size(0), blocks = x.size(0) / ROWS;
   auto is_served = [](const at::Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat && t.numel() > 0; };
   bool fits = x.size(1) == inner && y.sizes() == at::IntArrayRef({x.size(0), columns}) && x.is_contiguous() && y.is_contiguous();
-  if (!fits || inner > ROWS || !is_served(y) || !is_served(x) || !is_served(w)) return 0;
+  if (blocks == 0 || !fits || inner > ROWS || !is_served(y) || !is_served(x) || !is_served(w)) return 0;
   at::Tensor factor = w.contiguous();
   share_out_ranges(blocks, grain(ROWS * columns), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin * ROWS; row < end * ROWS; row += ROWS) {
